@@ -1,0 +1,68 @@
+// Package machine says what a machine is: its spec, its lifecycle states, the
+// verbs allowed in each, and the Hypervisor that can begin a run of one. It
+// starts no process and keeps no state.
+package machine
+
+import (
+	"regexp"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Spec is what a machine was asked to be. It belongs to the machine and is
+// recorded in each of its checkpoints, in this JSON form.
+type Spec struct {
+	// MemoryBytes is a multiple of 1 MiB, from MinMemory to MaxMemory.
+	MemoryBytes int64 `json:"memory_bytes"`
+	// CPUs is from 1 to MaxCPUs.
+	CPUs int `json:"cpus"`
+	// DiskBytes is the size of the root disk the guest sees.
+	DiskBytes int64 `json:"disk_bytes"`
+	// OnBoot is run by /bin/sh -c in the guest at every boot; empty for none.
+	OnBoot string `json:"on_boot,omitempty"`
+	// Tmpfs are absolute guest paths that are memory file systems besides
+	// /run and /dev/shm; what is in them is in no disk checkpoint.
+	Tmpfs []string `json:"tmpfs,omitempty"`
+	// Network is NetworkNone.
+	Network string `json:"network"`
+}
+
+// The limits and defaults of a Spec.
+const (
+	MinMemory     = 128 << 20
+	MaxMemory     = 16 << 30
+	DefaultMemory = 512 << 20
+	MaxCPUs       = 8
+	DefaultCPUs   = 2
+	MaxDisk       = 2 << 40
+
+	// NetworkNone means that the agent link is the guest's only way out.
+	NetworkNone = "none"
+)
+
+// State is a machine's lifecycle state.
+type State string
+
+// The states. Creating is the state of a machine whose first boot has not
+// been committed; Unknown means that we cannot tell and will not guess.
+const (
+	Creating State = "creating"
+	Running  State = "running"
+	Paused   State = "paused"
+	Stopped  State = "stopped"
+	Unknown  State = "unknown"
+)
+
+var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// CheckName refuses what is not a legal name for the noun (machine, image,
+// checkpoint). "last" is a reference and never a name.
+func CheckName(noun, name string) error {
+	if name == "last" {
+		return errdefs.New(errdefs.Invalid, `name %s: "last" means the %s used last; choose another name`, noun, noun)
+	}
+	if !namePattern.MatchString(name) {
+		return errdefs.New(errdefs.Invalid, "name %s %q: use 1 to 63 of a-z, 0-9 and -, not starting with -", noun, name)
+	}
+	return nil
+}
