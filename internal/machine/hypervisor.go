@@ -9,9 +9,12 @@ import (
 type RunConfig struct {
 	// RunID is 16 lower-case hexadecimal digits, new for each run.
 	RunID string
-	// Dir is the run's private folder (0700). Sockets, the console log and
-	// the memory file are put there; its path is short enough for sockets.
-	Dir         string
+	// Dir is the run's private folder (0700), for the memory file, the
+	// console log (console.log) and what the process prints.
+	Dir string
+	// SocketDir is a private folder (0700) of this run alone whose path is
+	// short enough for sockets; it may be Dir.
+	SocketDir   string
 	MachineID   string
 	MachineName string
 	MemoryBytes int64
@@ -19,7 +22,9 @@ type RunConfig struct {
 	// Kernel and Initramfs are files of the image, opened read-only.
 	Kernel    string
 	Initramfs string
-	// Cmdline is the kernel command line without the console.
+	// Cmdline is the kernel command line without the console. It carries
+	// holdpoint.magic=<32 hex digits>, with which the host begins each
+	// conversation on the agent link.
 	Cmdline string
 	// Disk is the root disk's chain, lowest first. The last one is the
 	// writable top; the others are opened read-only.
