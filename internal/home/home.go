@@ -1,0 +1,147 @@
+// Package home says where a holdpoint home keeps what: the layout of its
+// folders and the private place of its sockets. It creates nothing but the
+// home's own folders and reads nothing in them.
+package home
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// maxSocketPath is the longest path a socket of ours may have, in bytes. The
+// kernel's limit is 107 (sockaddr_un(7)).
+const maxSocketPath = 100
+
+// longestSocket is the longest name below the runtime folder.
+const longestSocket = "/r/0123456789abcdef/monitor.sock"
+
+// Home is one home: all state of one daemon. Its methods give absolute paths.
+type Home struct {
+	dir     string
+	runtime string
+}
+
+// Default is $HOLDPOINT_HOME, else /var/lib/holdpoint for root, else
+// $XDG_STATE_HOME/holdpoint, else ~/.local/state/holdpoint.
+func Default() (string, error) {
+	if dir := os.Getenv("HOLDPOINT_HOME"); dir != "" {
+		return dir, nil
+	}
+	if os.Geteuid() == 0 {
+		return "/var/lib/holdpoint", nil
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "holdpoint"), nil
+	}
+	user, err := os.UserHomeDir()
+	if err != nil {
+		return "", errdefs.New(errdefs.Invalid, "find the home: neither HOLDPOINT_HOME nor HOME is set; set HOLDPOINT_HOME")
+	}
+	return filepath.Join(user, ".local", "state", "holdpoint"), nil
+}
+
+// Open decides the layout of the home in dir, which need not exist yet. A home
+// below somebody else's symbolic link is DENIED; one whose sockets would have
+// no private place with a short enough path is INVALID.
+func Open(dir string) (*Home, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("resolve home %q: %w", dir, err)
+	}
+	if err := checkAncestors(abs); err != nil {
+		return nil, err
+	}
+	h := &Home{dir: abs, runtime: filepath.Join(abs, "run")}
+	if len(h.runtime)+len(longestSocket) < maxSocketPath {
+		return h, nil
+	}
+	// The home's path is too long for sockets. The user's runtime folder is
+	// the one other private place; it is not the first choice because it
+	// goes away at logout, and machines run on.
+	sum := sha256.Sum256([]byte(abs))
+	xdg := os.Getenv("XDG_RUNTIME_DIR")
+	h.runtime = filepath.Join(xdg, "holdpoint-"+hex.EncodeToString(sum[:4]))
+	if !filepath.IsAbs(xdg) || !private(xdg) || len(h.runtime)+len(longestSocket) >= maxSocketPath {
+		return nil, errdefs.New(errdefs.Invalid,
+			"home %s: its path is too long for sockets and XDG_RUNTIME_DIR is no private folder; set HOLDPOINT_HOME to a path of at most %d bytes",
+			abs, maxSocketPath-len(longestSocket)-len("/run")-1)
+	}
+	return h, nil
+}
+
+// Create makes the home's folders, private to the user (0700). A folder that
+// is there with another owner or for others to enter is DENIED.
+func (h *Home) Create() error {
+	for _, dir := range []string{h.dir, h.runtime, filepath.Join(h.runtime, "r"), h.Images(), h.Layers(), h.Machines(), h.Cache(), h.LogDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("create folder %s: %w", dir, err)
+		}
+		if !private(dir) {
+			return errdefs.New(errdefs.Denied, "folder %s: it must be yours alone; run chmod 700 %s as its owner or choose another HOLDPOINT_HOME", dir, dir)
+		}
+	}
+	return nil
+}
+
+// Dir is the home's own folder.
+func (h *Home) Dir() string { return h.dir }
+
+// Socket is where the daemon listens.
+func (h *Home) Socket() string { return filepath.Join(h.runtime, "daemon.sock") }
+
+// Lock is held by the one daemon of the home as long as it lives.
+func (h *Home) Lock() string { return filepath.Join(h.dir, "daemon.lock") }
+
+// LogDir is for the daemon's and image builds' logs.
+func (h *Home) LogDir() string { return filepath.Join(h.dir, "log") }
+
+// DaemonLog is what a daemon started by the command line prints.
+func (h *Home) DaemonLog() string { return filepath.Join(h.LogDir(), "daemon.log") }
+
+// Catalog is the SQLite database.
+func (h *Home) Catalog() string { return filepath.Join(h.dir, "catalog.db") }
+
+// Images has a folder for each image, called by its build id.
+func (h *Home) Images() string { return filepath.Join(h.dir, "images") }
+
+// Layers has the disk layers, called by their ids.
+func (h *Home) Layers() string { return filepath.Join(h.dir, "layers") }
+
+// Layer is the final path of a disk layer.
+func (h *Home) Layer(id string) string { return filepath.Join(h.Layers(), id+".qcow2") }
+
+// Cache is for what can be made again.
+func (h *Home) Cache() string { return filepath.Join(h.dir, "cache") }
+
+// Machines has a folder for each machine, called by its id.
+func (h *Home) Machines() string { return filepath.Join(h.dir, "machines") }
+
+// Machine is the folder of one machine.
+func (h *Home) Machine(id string) string { return filepath.Join(h.Machines(), id) }
+
+// Run is the folder of one run of a machine.
+func (h *Home) Run(machineID, runID string) string {
+	return filepath.Join(h.Machine(machineID), "runs", runID)
+}
+
+// RunSockets is the folder of one run's sockets.
+func (h *Home) RunSockets(runID string) string { return filepath.Join(h.runtime, "r", runID) }
+
+// checkAncestors refuses a path that passes through a symbolic link somebody
+// else could turn: one that neither root nor we own.
+func checkAncestors(abs string) error {
+	for path := abs; ; path = filepath.Dir(path) {
+		info, err := os.Lstat(path)
+		if err == nil && info.Mode()&os.ModeSymlink != 0 && (path == abs || !ownedByRoot(info)) {
+			return errdefs.New(errdefs.Denied, "home %s: %s is a symbolic link; give the path it leads to", abs, path)
+		}
+		if path == filepath.Dir(path) {
+			return nil
+		}
+	}
+}
