@@ -1,0 +1,177 @@
+// Package hold is the gate of each machine: one function admits every effect
+// of every door, makes it wait while a checkpoint is under way, and refuses
+// what was meant for an older generation. It knows nothing of what an effect
+// is or how a checkpoint is taken.
+package hold
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Gates holds the gate of each machine, by machine id.
+type Gates struct {
+	mu    sync.Mutex
+	gates map[string]*gate
+}
+
+// gate is open, or closed by one holder; it keeps what was admitted and is
+// still at work.
+type gate struct {
+	generation uint64
+	// closed is nil while the gate is open; it is closed (as a channel) when
+	// the gate opens again.
+	closed chan struct{}
+	why    string
+	active map[*Admission]struct{}
+}
+
+// Admission is one effect that was let in. Its life: Admit gives it; Pass is
+// asked before each further effect of the same stream; Done ends it.
+type Admission struct {
+	gates      *Gates
+	machine    string
+	generation uint64
+	what       string
+	expelled   chan struct{}
+}
+
+// New returns gates that are all open, at generation 0.
+func New() *Gates { return &Gates{gates: map[string]*gate{}} }
+
+func (g *Gates) of(machine string) *gate {
+	found := g.gates[machine]
+	if found == nil {
+		found = &gate{active: map[*Admission]struct{}{}}
+		g.gates[machine] = found
+	}
+	return found
+}
+
+// Admit lets one effect in. While the gate is closed it waits, and calls
+// waiting once with the reason (waiting may be nil). generation is the one the
+// caller believes the machine is in, 0 for whichever it is at the time of the
+// request; if it is another when the gate opens, the error is CONFLICT. what
+// names the effect for people: "exec nginx".
+func (g *Gates) Admit(ctx context.Context, machine string, generation uint64, what string, waiting func(why string)) (*Admission, error) {
+	g.mu.Lock()
+	if generation == 0 {
+		generation = g.of(machine).generation
+	}
+	g.mu.Unlock()
+	a := &Admission{gates: g, machine: machine, generation: generation, what: what, expelled: make(chan struct{})}
+	if err := a.enter(ctx, waiting); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// enter waits for the open gate and joins its active effects.
+func (a *Admission) enter(ctx context.Context, waiting func(why string)) error {
+	for {
+		a.gates.mu.Lock()
+		gate := a.gates.of(a.machine)
+		if gate.generation != a.generation {
+			a.gates.mu.Unlock()
+			return a.outdated(gate.generation)
+		}
+		if gate.closed == nil {
+			gate.active[a] = struct{}{}
+			a.gates.mu.Unlock()
+			return nil
+		}
+		opened, why := gate.closed, gate.why
+		a.gates.mu.Unlock()
+		if waiting != nil {
+			waiting(why)
+			waiting = nil
+		}
+		select {
+		case <-opened:
+		case <-ctx.Done():
+			return fmt.Errorf("%s: held while %s: %w", a.what, why, context.Cause(ctx))
+		}
+	}
+}
+
+// Pass is asked before each further effect of an admitted stream: it waits
+// while the gate is closed, and refuses when the machine was restored.
+func (a *Admission) Pass(ctx context.Context) error { return a.enter(ctx, nil) }
+
+// Done ends the effect. Calling it again changes nothing.
+func (a *Admission) Done() {
+	a.gates.mu.Lock()
+	defer a.gates.mu.Unlock()
+	delete(a.gates.of(a.machine).active, a)
+}
+
+// Expelled is closed when a restore has made the effect's generation history.
+func (a *Admission) Expelled() <-chan struct{} { return a.expelled }
+
+// Outdated is the refusal an expelled effect gives its client.
+func (a *Admission) Outdated() error {
+	a.gates.mu.Lock()
+	defer a.gates.mu.Unlock()
+	return a.outdated(a.gates.of(a.machine).generation)
+}
+
+func (a *Admission) outdated(now uint64) error {
+	return errdefs.New(errdefs.Conflict,
+		"%s: the machine was restored (generation %d, this was meant for %d); look at its state and start again",
+		a.what, now, a.generation)
+}
+
+// Close closes the gate of a machine: new effects wait from now on. It gives
+// what is still at work and the function that opens the gate again, which may
+// be called more than once. A gate that is closed already is MACHINE_BUSY.
+func (g *Gates) Close(machine, why string) (active []string, open func(), err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	gate := g.of(machine)
+	if gate.closed != nil {
+		return nil, nil, errdefs.New(errdefs.MachineBusy, "%s: the machine is held while %s; wait for it", why, gate.why)
+	}
+	closed := make(chan struct{})
+	gate.closed, gate.why = closed, why
+	for a := range gate.active {
+		active = append(active, a.what)
+	}
+	slices.Sort(active)
+	return active, sync.OnceFunc(func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		gate.closed, gate.why = nil, ""
+		close(closed)
+	}), nil
+}
+
+// SetGeneration tells the gate which generation its machine is in. Effects of
+// an older one are expelled, waiting ones refused.
+func (g *Gates) SetGeneration(machine string, generation uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	gate := g.of(machine)
+	gate.generation = generation
+	for a := range gate.active {
+		if a.generation != generation {
+			delete(gate.active, a)
+			close(a.expelled)
+		}
+	}
+}
+
+// Forget drops the gate of a machine that is no more; its effects are expelled.
+func (g *Gates) Forget(machine string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if gate := g.gates[machine]; gate != nil {
+		for a := range gate.active {
+			close(a.expelled)
+		}
+		delete(g.gates, machine)
+	}
+}
