@@ -5,6 +5,7 @@
 package hold
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,14 +31,43 @@ type gate struct {
 	active map[*Admission]struct{}
 }
 
+// Door is a way to have an effect in a machine.
+type Door string
+
+// The doors.
+const (
+	Exec Door = "exec"
+	Copy Door = "cp"
+	Dial Door = "expose"
+)
+
+// Request asks for one effect to be let in.
+type Request struct {
+	// Machine is an id.
+	Machine string
+	// Generation is the one the caller believes the machine is in, 0 for
+	// whichever it is at the time of the request.
+	Generation uint64
+	Door       Door
+	// What names the effect for people: "exec nginx".
+	What string
+	// Waiting, when not nil, is called once with the reason when the effect
+	// has to wait.
+	Waiting func(why string)
+}
+
+// Effect is what was let in and is still at work.
+type Effect struct {
+	Door Door
+	What string
+}
+
 // Admission is one effect that was let in. Its life: Admit gives it; Pass is
 // asked before each further effect of the same stream; Done ends it.
 type Admission struct {
-	gates      *Gates
-	machine    string
-	generation uint64
-	what       string
-	expelled   chan struct{}
+	gates    *Gates
+	request  Request
+	expelled chan struct{}
 }
 
 // New returns gates that are all open, at generation 0.
@@ -52,19 +82,17 @@ func (g *Gates) of(machine string) *gate {
 	return found
 }
 
-// Admit lets one effect in. While the gate is closed it waits, and calls
-// waiting once with the reason (waiting may be nil). generation is the one the
-// caller believes the machine is in, 0 for whichever it is at the time of the
-// request; if it is another when the gate opens, the error is CONFLICT. what
-// names the effect for people: "exec nginx".
-func (g *Gates) Admit(ctx context.Context, machine string, generation uint64, what string, waiting func(why string)) (*Admission, error) {
-	g.mu.Lock()
-	if generation == 0 {
-		generation = g.of(machine).generation
+// Admit lets one effect in. While the gate is closed it waits. When the machine
+// is in another generation than the request's, also after the wait, the error
+// is CONFLICT.
+func (g *Gates) Admit(ctx context.Context, r Request) (*Admission, error) {
+	if r.Generation == 0 {
+		g.mu.Lock()
+		r.Generation = g.of(r.Machine).generation
+		g.mu.Unlock()
 	}
-	g.mu.Unlock()
-	a := &Admission{gates: g, machine: machine, generation: generation, what: what, expelled: make(chan struct{})}
-	if err := a.enter(ctx, waiting); err != nil {
+	a := &Admission{gates: g, request: r, expelled: make(chan struct{})}
+	if err := a.enter(ctx, r.Waiting); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -74,8 +102,8 @@ func (g *Gates) Admit(ctx context.Context, machine string, generation uint64, wh
 func (a *Admission) enter(ctx context.Context, waiting func(why string)) error {
 	for {
 		a.gates.mu.Lock()
-		gate := a.gates.of(a.machine)
-		if gate.generation != a.generation {
+		gate := a.gates.of(a.request.Machine)
+		if gate.generation != a.request.Generation {
 			a.gates.mu.Unlock()
 			return a.outdated(gate.generation)
 		}
@@ -93,7 +121,7 @@ func (a *Admission) enter(ctx context.Context, waiting func(why string)) error {
 		select {
 		case <-opened:
 		case <-ctx.Done():
-			return fmt.Errorf("%s: held while %s: %w", a.what, why, context.Cause(ctx))
+			return fmt.Errorf("%s: held while %s: %w", a.request.What, why, context.Cause(ctx))
 		}
 	}
 }
@@ -106,7 +134,7 @@ func (a *Admission) Pass(ctx context.Context) error { return a.enter(ctx, nil) }
 func (a *Admission) Done() {
 	a.gates.mu.Lock()
 	defer a.gates.mu.Unlock()
-	delete(a.gates.of(a.machine).active, a)
+	delete(a.gates.of(a.request.Machine).active, a)
 }
 
 // Expelled is closed when a restore has made the effect's generation history.
@@ -116,19 +144,19 @@ func (a *Admission) Expelled() <-chan struct{} { return a.expelled }
 func (a *Admission) Outdated() error {
 	a.gates.mu.Lock()
 	defer a.gates.mu.Unlock()
-	return a.outdated(a.gates.of(a.machine).generation)
+	return a.outdated(a.gates.of(a.request.Machine).generation)
 }
 
 func (a *Admission) outdated(now uint64) error {
 	return errdefs.New(errdefs.Conflict,
 		"%s: the machine was restored (generation %d, this was meant for %d); look at its state and start again",
-		a.what, now, a.generation)
+		a.request.What, now, a.request.Generation)
 }
 
 // Close closes the gate of a machine: new effects wait from now on. It gives
 // what is still at work and the function that opens the gate again, which may
 // be called more than once. A gate that is closed already is MACHINE_BUSY.
-func (g *Gates) Close(machine, why string) (active []string, open func(), err error) {
+func (g *Gates) Close(machine, why string) (active []Effect, open func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	gate := g.of(machine)
@@ -138,9 +166,9 @@ func (g *Gates) Close(machine, why string) (active []string, open func(), err er
 	closed := make(chan struct{})
 	gate.closed, gate.why = closed, why
 	for a := range gate.active {
-		active = append(active, a.what)
+		active = append(active, Effect{a.request.Door, a.request.What})
 	}
-	slices.Sort(active)
+	slices.SortFunc(active, func(a, b Effect) int { return cmp.Compare(a.What, b.What) })
 	return active, sync.OnceFunc(func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -157,7 +185,7 @@ func (g *Gates) SetGeneration(machine string, generation uint64) {
 	gate := g.of(machine)
 	gate.generation = generation
 	for a := range gate.active {
-		if a.generation != generation {
+		if a.request.Generation != generation {
 			delete(gate.active, a)
 			close(a.expelled)
 		}

@@ -14,12 +14,12 @@ import (
 func TestClosedGateHoldsEffects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gates := hold.New()
-		running, err := gates.Admit(t.Context(), "m", 0, "exec sleep", nil)
+		running, err := gates.Admit(t.Context(), hold.Request{Machine: "m", Door: hold.Exec, What: "exec sleep"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		active, open, err := gates.Close("m", "checkpoint create runs")
-		if err != nil || !slices.Equal(active, []string{"exec sleep"}) {
+		if err != nil || !slices.Equal(active, []hold.Effect{{Door: hold.Exec, What: "exec sleep"}}) {
 			t.Fatalf("Close: %v, %v", active, err)
 		}
 		if _, _, err := gates.Close("m", "restore"); !errdefs.Is(err, errdefs.MachineBusy) {
@@ -28,7 +28,7 @@ func TestClosedGateHoldsEffects(t *testing.T) {
 		var why string
 		admitted := make(chan error, 2)
 		go func() {
-			_, err := gates.Admit(t.Context(), "m", 0, "exec true", func(w string) { why = w })
+			_, err := gates.Admit(t.Context(), hold.Request{Machine: "m", Door: hold.Exec, What: "exec true", Waiting: func(w string) { why = w }})
 			admitted <- err
 		}()
 		go func() { admitted <- running.Pass(t.Context()) }()
@@ -36,7 +36,7 @@ func TestClosedGateHoldsEffects(t *testing.T) {
 		if len(admitted) != 0 || why != "checkpoint create runs" {
 			t.Fatalf("admitted %d through a closed gate, told %q", len(admitted), why)
 		}
-		if _, err := gates.Admit(t.Context(), "other", 0, "exec true", nil); err != nil {
+		if _, err := gates.Admit(t.Context(), hold.Request{Machine: "other", Door: hold.Exec, What: "exec true"}); err != nil {
 			t.Errorf("another machine is held too: %v", err)
 		}
 		open()
@@ -57,7 +57,7 @@ func TestHeldEffectCanBeCancelled(t *testing.T) {
 	defer open()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := gates.Admit(ctx, "m", 0, "exec true", nil); !errors.Is(err, context.Canceled) {
+	if _, err := gates.Admit(ctx, hold.Request{Machine: "m", Door: hold.Exec, What: "exec true"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Admit with a cancelled context: %v", err)
 	}
 }
@@ -66,7 +66,7 @@ func TestRestoreExpelsOldGenerations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gates := hold.New()
 		gates.SetGeneration("m", 1)
-		old, err := gates.Admit(t.Context(), "m", 1, "shell", nil)
+		old, err := gates.Admit(t.Context(), hold.Request{Machine: "m", Generation: 1, Door: hold.Exec, What: "shell"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +76,7 @@ func TestRestoreExpelsOldGenerations(t *testing.T) {
 		}
 		waiting := make(chan error, 1)
 		go func() {
-			_, err := gates.Admit(t.Context(), "m", 0, "exec true", nil)
+			_, err := gates.Admit(t.Context(), hold.Request{Machine: "m", Door: hold.Exec, What: "exec true"})
 			waiting <- err
 		}()
 		synctest.Wait()
@@ -93,7 +93,7 @@ func TestRestoreExpelsOldGenerations(t *testing.T) {
 		if err := old.Pass(t.Context()); !errdefs.Is(err, errdefs.Conflict) {
 			t.Errorf("input of an old shell: %v, want CONFLICT", err)
 		}
-		if _, err := gates.Admit(t.Context(), "m", 0, "exec true", nil); err != nil {
+		if _, err := gates.Admit(t.Context(), hold.Request{Machine: "m", Door: hold.Exec, What: "exec true"}); err != nil {
 			t.Errorf("a new effect after the restore: %v", err)
 		}
 	})
