@@ -138,8 +138,13 @@ type StatusResponse struct {
 	// Wall clock of the first ready, nanoseconds; 0 before.
 	ReadyUnixNano int64 `protobuf:"varint,10,opt,name=ready_unix_nano,json=readyUnixNano,proto3" json:"ready_unix_nano,omitempty"`
 	// "kvm" or "tcg".
-	Accelerator   string `protobuf:"bytes,11,opt,name=accelerator,proto3" json:"accelerator,omitempty"`
-	QemuVersion   string `protobuf:"bytes,12,opt,name=qemu_version,json=qemuVersion,proto3" json:"qemu_version,omitempty"`
+	Accelerator string `protobuf:"bytes,11,opt,name=accelerator,proto3" json:"accelerator,omitempty"`
+	QemuVersion string `protobuf:"bytes,12,opt,name=qemu_version,json=qemuVersion,proto3" json:"qemu_version,omitempty"`
+	// Why the guest is not ready, one line; empty when it is or when it was
+	// not tried yet.
+	Trouble string `protobuf:"bytes,13,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// Ids of the disk's layers, lowest first; the last one is written to.
+	Disk          []string `protobuf:"bytes,14,rep,name=disk,proto3" json:"disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +261,20 @@ func (x *StatusResponse) GetQemuVersion() string {
 		return x.QemuVersion
 	}
 	return ""
+}
+
+func (x *StatusResponse) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetDisk() []string {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
 }
 
 type Exit struct {
@@ -726,7 +745,7 @@ var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
 const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\n" +
 	"\x18monitor/v1/monitor.proto\x12\x14holdpoint.monitor.v1\"\x0f\n" +
-	"\rStatusRequest\"\x9a\x03\n" +
+	"\rStatusRequest\"\xc8\x03\n" +
 	"\x0eStatusResponse\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1d\n" +
 	"\n" +
@@ -742,7 +761,9 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x0fready_unix_nano\x18\n" +
 	" \x01(\x03R\rreadyUnixNano\x12 \n" +
 	"\vaccelerator\x18\v \x01(\tR\vaccelerator\x12!\n" +
-	"\fqemu_version\x18\f \x01(\tR\vqemuVersion\"N\n" +
+	"\fqemu_version\x18\f \x01(\tR\vqemuVersion\x12\x18\n" +
+	"\atrouble\x18\r \x01(\tR\atrouble\x12\x12\n" +
+	"\x04disk\x18\x0e \x03(\tR\x04disk\"N\n" +
 	"\x04Exit\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05clean\x18\x02 \x01(\bR\x05clean\x12\x18\n" +
