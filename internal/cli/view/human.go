@@ -1,0 +1,166 @@
+package view
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Size says bytes as people read them, in powers of 1024.
+func Size(bytes int64) string {
+	const unit = 1024
+	if bytes < unit {
+		return fmt.Sprintf("%d B", bytes)
+	}
+	value, name := float64(bytes), ""
+	for _, name = range []string{"KiB", "MiB", "GiB", "TiB", "PiB"} {
+		value /= unit
+		if value < unit-0.05 {
+			break
+		}
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", value), ".0") + " " + name
+}
+
+// ParseSize reads a size as people write it: 512M, 8G, 1.5GiB, 4096. All
+// units are powers of 1024.
+func ParseSize(s string) (int64, error) {
+	number := strings.ToUpper(strings.TrimSpace(s))
+	number = strings.TrimSuffix(strings.TrimSuffix(number, "B"), "I")
+	shift := 0
+	if i := strings.IndexByte("KMGTP", lastByte(number)); i >= 0 {
+		shift = 10 * (i + 1)
+		number = number[:len(number)-1]
+	}
+	value, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	// Below 2^53 a float counts bytes exactly.
+	if bytes := value * float64(int64(1)<<shift); err == nil && bytes >= 1 && bytes < 1<<53 {
+		return int64(bytes), nil
+	}
+	return 0, errdefs.New(errdefs.Invalid, "size %q: write a number with K, M, G or T, such as 512M", s)
+}
+
+func lastByte(s string) byte {
+	if s == "" {
+		return 0
+	}
+	return s[len(s)-1]
+}
+
+// Age says how long ago t was; "-" for no time.
+func Age(t, now time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	d := now.Sub(t)
+	switch {
+	case d < time.Second:
+		return "now"
+	case d < time.Minute:
+		return fmt.Sprintf("%d s ago", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%d min ago", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h ago", d/time.Hour)
+	}
+	return fmt.Sprintf("%d d ago", d/(24*time.Hour))
+}
+
+// Millis says a duration given in milliseconds.
+func Millis(ms float64) string {
+	switch {
+	case ms < 10:
+		return fmt.Sprintf("%.1f ms", ms)
+	case ms < 1000:
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return fmt.Sprintf("%.1f s", ms/1000)
+}
+
+// Short is the beginning of an id that a person types.
+func Short(id string) string {
+	const length = 12
+	if len(id) > length {
+		return id[:length]
+	}
+	return id
+}
+
+// Count says a number of things: "1 machine", "2 machines".
+func Count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// Table prints rows in aligned columns below their heads. Text from guests and
+// people is made harmless for the terminal.
+func Table(w io.Writer, heads []string, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	write := func(cells []string) {
+		for i, cell := range cells {
+			cells[i] = Line(cell)
+		}
+		fmt.Fprintln(t, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+	}
+	write(heads)
+	for _, row := range rows {
+		write(row)
+	}
+	return t.Flush()
+}
+
+// Fields prints names and values in two columns; empty values are left out.
+func Fields(w io.Writer, fields [][2]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, f := range fields {
+		if f[1] != "" {
+			fmt.Fprintf(t, "%s:\t%s\n", f[0], Line(f[1]))
+		}
+	}
+	return t.Flush()
+}
+
+// Line makes text one harmless line: control characters, which could move the
+// cursor or recolor the terminal, become spaces or "?".
+func Line(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t' || r == '\r':
+			return ' '
+		case r < ' ', r >= 0x7f && r < 0xa0:
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// Dash is s, or "-" for nothing, so that columns stay.
+func Dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// Quote writes words as a shell reads them.
+func Quote(words ...string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = w
+		if w == "" || strings.ContainsFunc(w, unsafeInShell) {
+			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+func unsafeInShell(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("@%+=:,./-_", r)
+}

@@ -1,0 +1,261 @@
+// Package view turns what the daemon says into what the command line shows:
+// JSON objects with fixed field names, tables, and the tree of checkpoints. It
+// asks nothing and decides nothing.
+package view
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+)
+
+// SchemaVersion counts incompatible changes of the JSON output; new fields may
+// come without one.
+const SchemaVersion = 1
+
+// Header begins every JSON object.
+type Header struct {
+	SchemaVersion int `json:"schema_version"`
+}
+
+// NewHeader is the header of this version.
+func NewHeader() Header { return Header{SchemaVersion: SchemaVersion} }
+
+// Machine is a machine.
+type Machine struct {
+	Name         string  `json:"name"`
+	ID           string  `json:"id"`
+	State        string  `json:"state"`
+	Image        string  `json:"image"`
+	ImageBuildID string  `json:"image_build_id"`
+	Spec         Spec    `json:"spec"`
+	Generation   uint64  `json:"generation"`
+	RunID        string  `json:"run_id"`
+	CreatedAt    string  `json:"created_at"`
+	Routes       []Route `json:"routes"`
+	Operation    string  `json:"operation"`
+	Accelerator  string  `json:"accelerator"`
+	QEMUVersion  string  `json:"qemu_version"`
+	QEMUPID      int64   `json:"qemu_pid"`
+	MonitorPID   int64   `json:"monitor_pid"`
+	Exit         string  `json:"exit"`
+	Head         string  `json:"head"`
+	ChainLength  uint32  `json:"chain_length"`
+}
+
+// Spec is what a machine is made of.
+type Spec struct {
+	MemoryBytes int64    `json:"memory_bytes"`
+	CPUs        uint32   `json:"cpus"`
+	DiskBytes   int64    `json:"disk_bytes"`
+	OnBoot      string   `json:"on_boot"`
+	Tmpfs       []string `json:"tmpfs"`
+	Network     string   `json:"network"`
+}
+
+// Image is what machines start from.
+type Image struct {
+	Name          string   `json:"name"`
+	BuildID       string   `json:"build_id"`
+	Architecture  string   `json:"architecture"`
+	DiskBytes     int64    `json:"disk_bytes"`
+	StoredBytes   int64    `json:"stored_bytes"`
+	CreatedAt     string   `json:"created_at"`
+	KernelVersion string   `json:"kernel_version"`
+	Packages      []string `json:"packages"`
+	UsedBy        uint32   `json:"used_by"`
+	Description   string   `json:"description"`
+}
+
+// Checkpoint is a checkpoint.
+type Checkpoint struct {
+	ID           string   `json:"id"`
+	Name         string   `json:"name"`
+	Kind         string   `json:"kind"`
+	Consistency  string   `json:"consistency"`
+	Parent       string   `json:"parent"`
+	Machine      string   `json:"machine"`
+	MachineID    string   `json:"machine_id"`
+	Message      string   `json:"message"`
+	CreatedAt    string   `json:"created_at"`
+	Spec         Spec     `json:"spec"`
+	ImageBuildID string   `json:"image_build_id"`
+	Routes       []Route  `json:"routes"`
+	DiskBytes    int64    `json:"disk_bytes"`
+	MemoryBytes  int64    `json:"memory_bytes"`
+	Layers       []string `json:"layers"`
+	Automatic    bool     `json:"automatic"`
+	Current      bool     `json:"current"`
+}
+
+// Route is a published host name.
+type Route struct {
+	Host      string `json:"host"`
+	URL       string `json:"url"`
+	Machine   string `json:"machine"`
+	MachineID string `json:"machine_id"`
+	Port      uint32 `json:"port"`
+}
+
+// RouteChange is one line of a restore's plan.
+type RouteChange struct {
+	Host      string `json:"host"`
+	Change    string `json:"change"`
+	Then      uint32 `json:"then"`
+	Now       uint32 `json:"now"`
+	Listening string `json:"listening"`
+	Owner     string `json:"owner"`
+}
+
+// Operation is one long-running request.
+type Operation struct {
+	ID         string `json:"id"`
+	RequestID  string `json:"request_id"`
+	Verb       string `json:"verb"`
+	Machine    string `json:"machine"`
+	MachineID  string `json:"machine_id"`
+	State      string `json:"state"`
+	Phase      string `json:"phase"`
+	DoneBytes  int64  `json:"done_bytes"`
+	TotalBytes int64  `json:"total_bytes"`
+	CreatedAt  string `json:"created_at"`
+	EndedAt    string `json:"ended_at"`
+	Error      *Error `json:"error"`
+}
+
+// Error is a failure.
+type Error struct {
+	Kind    string `json:"kind"`
+	Message string `json:"message"`
+}
+
+// Check is one thing doctor looked at.
+type Check struct {
+	Name   string `json:"name"`
+	State  string `json:"state"`
+	Detail string `json:"detail"`
+	Fix    string `json:"fix"`
+}
+
+// MachineOf makes the view of a machine.
+func MachineOf(m *holdpointv1.Machine) Machine {
+	return Machine{
+		Name: m.GetName(), ID: m.GetId(), State: m.GetState(),
+		Image: m.GetImage(), ImageBuildID: m.GetImageBuildId(), Spec: SpecOf(m.GetSpec()),
+		Generation: m.GetGeneration(), RunID: m.GetRunId(), CreatedAt: timeOf(m.GetCreatedAt()),
+		Routes: List(m.GetRoutes(), RouteOf), Operation: m.GetOperation(),
+		Accelerator: m.GetAccelerator(), QEMUVersion: m.GetQemuVersion(),
+		QEMUPID: m.GetQemuPid(), MonitorPID: m.GetMonitorPid(),
+		Exit: m.GetExit(), Head: m.GetHead(), ChainLength: m.GetChainLength(),
+	}
+}
+
+// SpecOf makes the view of a spec.
+func SpecOf(s *holdpointv1.Spec) Spec {
+	return Spec{
+		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(),
+		OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
+	}
+}
+
+// ImageOf makes the view of an image.
+func ImageOf(i *holdpointv1.Image) Image {
+	return Image{
+		Name: i.GetName(), BuildID: i.GetBuildId(), Architecture: i.GetArchitecture(),
+		DiskBytes: i.GetDiskBytes(), StoredBytes: i.GetStoredBytes(), CreatedAt: timeOf(i.GetCreatedAt()),
+		KernelVersion: i.GetKernelVersion(), Packages: List(i.GetPackages(), same),
+		UsedBy: i.GetUsedBy(), Description: i.GetDescription(),
+	}
+}
+
+// CheckpointOf makes the view of a checkpoint; nil stays nil.
+func CheckpointOf(c *holdpointv1.Checkpoint) *Checkpoint {
+	if c == nil {
+		return nil
+	}
+	return &Checkpoint{
+		ID: c.GetId(), Name: c.GetName(), Kind: c.GetKind(), Consistency: c.GetConsistency(),
+		Parent: c.GetParent(), Machine: c.GetMachine(), MachineID: c.GetMachineId(),
+		Message: c.GetMessage(), CreatedAt: timeOf(c.GetCreatedAt()), Spec: SpecOf(c.GetSpec()),
+		ImageBuildID: c.GetImageBuildId(), Routes: List(c.GetRoutes(), RouteOf),
+		DiskBytes: c.GetDiskBytes(), MemoryBytes: c.GetMemoryBytes(),
+		Layers: List(c.GetLayers(), same), Automatic: c.GetAutomatic(), Current: c.GetCurrent(),
+	}
+}
+
+// RouteOf makes the view of a route.
+func RouteOf(r *holdpointv1.Route) Route {
+	return Route{Host: r.GetHost(), URL: r.GetUrl(), Machine: r.GetMachine(), MachineID: r.GetMachineId(), Port: r.GetPort()}
+}
+
+// RouteChangeOf makes the view of a line of a restore's plan.
+func RouteChangeOf(r *holdpointv1.RouteChange) RouteChange {
+	return RouteChange{
+		Host: r.GetHost(), Change: r.GetChange(), Then: r.GetThen(), Now: r.GetNow(),
+		Listening: r.GetListening(), Owner: r.GetOwner(),
+	}
+}
+
+// OperationOf makes the view of an operation.
+func OperationOf(o *holdpointv1.Operation) Operation {
+	v := Operation{
+		ID: o.GetId(), RequestID: o.GetRequestId(), Verb: o.GetVerb(),
+		Machine: o.GetMachine(), MachineID: o.GetMachineId(), State: StateOf(o.GetState()),
+		Phase: o.GetPhase(), DoneBytes: o.GetDoneBytes(), TotalBytes: o.GetTotalBytes(),
+		CreatedAt: timeOf(o.GetCreatedAt()), EndedAt: timeOf(o.GetEndedAt()),
+	}
+	if e := o.GetError(); e != nil {
+		v.Error = &Error{Kind: e.GetKind(), Message: e.GetMessage()}
+	}
+	return v
+}
+
+// CheckOf makes the view of one thing doctor looked at.
+func CheckOf(c *holdpointv1.DoctorCheck) Check {
+	return Check{Name: c.GetName(), State: c.GetState(), Detail: c.GetDetail(), Fix: c.GetFix()}
+}
+
+// StateOf is an operation's state in words: running, done, failed, canceled.
+func StateOf(s holdpointv1.OperationState) string {
+	switch s {
+	case holdpointv1.OperationState_OPERATION_STATE_RUNNING:
+		return "running"
+	case holdpointv1.OperationState_OPERATION_STATE_DONE:
+		return "done"
+	case holdpointv1.OperationState_OPERATION_STATE_FAILED:
+		return "failed"
+	case holdpointv1.OperationState_OPERATION_STATE_CANCELED:
+		return "canceled"
+	}
+	return "unknown"
+}
+
+// List makes the views of a list; it is never nil, so that JSON has [] and not
+// null.
+func List[From, To any](from []From, view func(From) To) []To {
+	to := make([]To, 0, len(from))
+	for _, f := range from {
+		to = append(to, view(f))
+	}
+	return to
+}
+
+func same(s string) string { return s }
+
+// timeOf is RFC 3339 in UTC with milliseconds; empty for no time.
+func timeOf(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
+	return t.AsTime().UTC().Format("2006-01-02T15:04:05.000Z07:00")
+}
+
+// TimeOf is the time of a stamp; zero for none.
+func TimeOf(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
+}

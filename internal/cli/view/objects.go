@@ -1,0 +1,214 @@
+package view
+
+// MachineObject is what inspect prints.
+type MachineObject struct {
+	Header
+	Machine Machine `json:"machine"`
+}
+
+// MachineDone is what run, start, stop, pause, resume and rm print.
+type MachineDone struct {
+	Header
+	Machine   Machine  `json:"machine"`
+	Operation string   `json:"operation"`
+	Notes     []string `json:"notes"`
+}
+
+// Machines is what ls prints.
+type Machines struct {
+	Header
+	Machines []Machine `json:"machines"`
+}
+
+// ImageObject is what image inspect prints.
+type ImageObject struct {
+	Header
+	Image Image `json:"image"`
+}
+
+// ImageDone is what image build and image rm print.
+type ImageDone struct {
+	Header
+	Image     Image    `json:"image"`
+	Operation string   `json:"operation"`
+	Notes     []string `json:"notes"`
+}
+
+// Images is what image ls prints.
+type Images struct {
+	Header
+	Images []Image `json:"images"`
+}
+
+// CheckpointObject is what checkpoint show prints.
+type CheckpointObject struct {
+	Header
+	Checkpoint *Checkpoint `json:"checkpoint"`
+}
+
+// CheckpointRemoved is what checkpoint rm prints.
+type CheckpointRemoved struct {
+	Header
+	Checkpoint *Checkpoint `json:"checkpoint"`
+	Operation  string      `json:"operation"`
+	Notes      []string    `json:"notes"`
+}
+
+// CheckpointCreated is what checkpoint create prints. Times are milliseconds:
+// the machine's standstill, until it answered again, until the checkpoint was
+// safe, and the parts of the standstill of a stopped checkpoint.
+type CheckpointCreated struct {
+	Header
+	Checkpoint     *Checkpoint `json:"checkpoint"`
+	DowntimeMS     float64     `json:"downtime_ms"`
+	ReturnMS       float64     `json:"return_ms"`
+	DurableMS      float64     `json:"durable_ms"`
+	StopMS         float64     `json:"stop_ms"`
+	CopyMS         float64     `json:"copy_ms"`
+	BootMS         float64     `json:"boot_ms"`
+	MemoryBytes    int64       `json:"memory_bytes"`
+	DiskBytes      int64       `json:"disk_bytes"`
+	RestoreCommand string      `json:"restore_command"`
+	Operation      string      `json:"operation"`
+	Notes          []string    `json:"notes"`
+}
+
+// Checkpoints is what checkpoint ls prints, newest first.
+type Checkpoints struct {
+	Header
+	Checkpoints []*Checkpoint `json:"checkpoints"`
+}
+
+// Log is what log prints: the machines and their checkpoints, newest first.
+type Log struct {
+	Header
+	Machines    []Machine     `json:"machines"`
+	Checkpoints []*Checkpoint `json:"checkpoints"`
+}
+
+// RestorePlan is what restore --plan prints. A machine's newer checkpoints are
+// kept; its commands end.
+type RestorePlan struct {
+	Header
+	Machine    string        `json:"machine"`
+	Checkpoint *Checkpoint   `json:"checkpoint"`
+	Routes     []RouteChange `json:"routes"`
+	Newer      []*Checkpoint `json:"newer"`
+	Commands   []string      `json:"commands"`
+}
+
+// Restored is what restore prints. safety is what was kept of the discarded
+// state; null and no undo_command with --no-safety.
+type Restored struct {
+	Header
+	Machine     Machine       `json:"machine"`
+	Restored    *Checkpoint   `json:"restored"`
+	Safety      *Checkpoint   `json:"safety"`
+	UndoCommand string        `json:"undo_command"`
+	Routes      []RouteChange `json:"routes"`
+	Generation  uint64        `json:"generation"`
+	DowntimeMS  float64       `json:"downtime_ms"`
+	Operation   string        `json:"operation"`
+	Notes       []string      `json:"notes"`
+}
+
+// Routes is what routes prints.
+type Routes struct {
+	Header
+	Routes []Route `json:"routes"`
+}
+
+// RoutesDone is what expose and unexpose print.
+type RoutesDone struct {
+	Header
+	Routes    []Route  `json:"routes"`
+	Operation string   `json:"operation"`
+	Notes     []string `json:"notes"`
+}
+
+// OperationObject is what operation show, wait and cancel print.
+type OperationObject struct {
+	Header
+	Operation Operation `json:"operation"`
+}
+
+// Operations is what operation ls prints, newest first.
+type Operations struct {
+	Header
+	Operations []Operation `json:"operations"`
+}
+
+// Command is a command in a machine.
+type Command struct {
+	ID  string `json:"id"`
+	PID int32  `json:"pid"`
+}
+
+// Executed is what exec and attach print; stdout and stderr are empty for a
+// command that goes on by itself (--detach).
+type Executed struct {
+	Header
+	Command  Command `json:"command"`
+	Detached bool    `json:"detached"`
+	ExitCode int32   `json:"exit_code"`
+	Stdout   string  `json:"stdout"`
+	Stderr   string  `json:"stderr"`
+	// Truncated says that output beyond the limit of 16 MiB was dropped.
+	Truncated bool `json:"truncated"`
+}
+
+// Copied is what cp prints.
+type Copied struct {
+	Header
+	Files uint64 `json:"files"`
+	Bytes uint64 `json:"bytes"`
+}
+
+// Logged is what logs prints.
+type Logged struct {
+	Header
+	Machine string `json:"machine"`
+	Log     string `json:"log"`
+}
+
+// DaemonStatus is what daemon start, stop and status print; after a stop the
+// pid is the one that was.
+type DaemonStatus struct {
+	Header
+	PID       int64  `json:"pid"`
+	Build     string `json:"build"`
+	Home      string `json:"home"`
+	Proxy     string `json:"proxy"`
+	Machines  uint32 `json:"machines"`
+	Running   uint32 `json:"running"`
+	StartedAt string `json:"started_at"`
+}
+
+// DaemonStopped is what daemon stop prints; the pid is 0 when none ran.
+type DaemonStopped struct {
+	Header
+	PID  int64  `json:"pid"`
+	Home string `json:"home"`
+}
+
+// Doctor is what doctor prints; states are ok, degraded, failed.
+type Doctor struct {
+	Header
+	Checks []Check `json:"checks"`
+}
+
+// Version is what version prints.
+type Version struct {
+	Header
+	Version string `json:"version"`
+	Build   string `json:"build"`
+	Go      string `json:"go"`
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+}
+
+// Failure is what every verb prints when it fails.
+type Failure struct {
+	Header
+	Error Error `json:"error"`
+}
