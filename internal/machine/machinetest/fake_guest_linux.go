@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -96,8 +97,13 @@ func fakeGuestMain() error {
 	services := &guestServices{file: file, dec: json.NewDecoder(file)}
 	fmt.Printf("fake guest of machine %s boots, run %s\n", spec.Run.MachineName, spec.Run.RunID)
 	awaitGone(faultPath(spec, "boot-waits"))
-	err := serveAgent(context.Background(), spec, os.NewFile(3, "port"), services)
+	portFile := os.NewFile(3, "port")
+	port, err := net.FileConn(portFile)
 	if err != nil {
+		return err
+	}
+	portFile.Close()
+	if err := serveAgent(context.Background(), spec, port, services); err != nil {
 		return fmt.Errorf("fake guest: %w", err)
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -61,7 +60,7 @@ func (m *fakeMachine) copy(to io.Writer, from io.Reader) {
 	for {
 		n, err := from.Read(buf)
 		if text, slow := m.fault("slow-link"); slow {
-			if delay, err := time.ParseDuration(strings.TrimSpace(text) + "ms"); err == nil {
+			if delay, err := time.ParseDuration(text + "ms"); err == nil {
 				time.Sleep(delay)
 			}
 		}

@@ -93,7 +93,7 @@ func fakeMachineMain() error {
 func (m *fakeMachine) prepare() error {
 	cfg := m.spec.Run
 	if text, ok := m.fault("launch-fails"); ok {
-		return errors.New(strings.TrimSpace(text))
+		return errors.New(text)
 	}
 	awaitGone(m.faultPath("launch-waits"))
 	for _, path := range []string{cfg.Kernel, cfg.Initramfs} {
@@ -143,9 +143,11 @@ func (m *fakeMachine) faultPath(name string) string {
 	return faultPath(m.spec, name)
 }
 
-func (m *fakeMachine) fault(name string) (string, bool) {
-	text, err := os.ReadFile(m.faultPath(name))
-	return string(text), err == nil
+func (m *fakeMachine) fault(name string) (string, bool) { return readFault(m.spec, name) }
+
+func readFault(spec fakeSpec, name string) (string, bool) {
+	text, err := os.ReadFile(faultPath(spec, name))
+	return strings.TrimSpace(string(text)), err == nil
 }
 
 func faultPath(spec fakeSpec, name string) string {

@@ -1,0 +1,198 @@
+package machinetest_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/goleak"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
+)
+
+func TestMain(m *testing.M) {
+	machinetest.FakeMain()
+	goleak.VerifyTestMain(m)
+}
+
+const magic = "00112233445566778899aabbccddeeff"
+
+// bench is a place for fake runs.
+type bench struct {
+	t      *testing.T
+	dir    string
+	faults string
+	fake   *machinetest.Fake
+	chain  []machine.Layer
+	runs   int
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "hpfake") // short enough for sockets
+	must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	b := &bench{t: t, dir: dir, faults: filepath.Join(dir, "faults")}
+	must(t, os.Mkdir(b.faults, 0o700))
+	b.fake = machinetest.NewFake(machinetest.FakeConfig{Faults: b.faults})
+	bottom := filepath.Join(dir, "root.img")
+	must(t, os.WriteFile(bottom, nil, 0o600))
+	b.chain = []machine.Layer{{ID: "image", Path: bottom, Format: "raw"}}
+	b.chain = append(b.chain, b.overlay())
+	return b
+}
+
+func (b *bench) overlay() machine.Layer {
+	b.t.Helper()
+	id := fmt.Sprintf("layer%d", len(b.chain))
+	path := filepath.Join(b.dir, id)
+	must(b.t, b.fake.CreateOverlay(b.t.Context(), path, 1<<30))
+	return machine.Layer{ID: id, Path: path, Format: "qcow2"}
+}
+
+func (b *bench) config() machine.RunConfig {
+	b.t.Helper()
+	b.runs++
+	id := fmt.Sprintf("%016x", b.runs)
+	dir := filepath.Join(b.dir, id)
+	must(b.t, os.Mkdir(dir, 0o700))
+	return machine.RunConfig{
+		RunID: id, Dir: dir, SocketDir: dir, MachineID: "m", MachineName: "web",
+		MemoryBytes: machine.MinMemory, CPUs: 1, Cmdline: "holdpoint.magic=" + magic,
+		Disk: b.chain, Accelerator: "tcg",
+	}
+}
+
+func (b *bench) launch(cfg machine.RunConfig) machine.Run {
+	b.t.Helper()
+	run, err := b.fake.Launch(b.t.Context(), cfg)
+	must(b.t, err)
+	b.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := run.Kill(ctx); err != nil && !errdefs.Is(err, errdefs.WrongState) {
+			b.t.Error(err)
+		}
+		must(b.t, run.Close())
+	})
+	return run
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantKind(t *testing.T, err error, kind errdefs.Kind) {
+	t.Helper()
+	if !errdefs.Is(err, kind) {
+		t.Fatalf("error is %v, want one of kind %s", err, kind)
+	}
+}
+
+func wantExit(t *testing.T, run machine.Run, reason machine.ExitReason) {
+	t.Helper()
+	select {
+	case <-run.Exited():
+	case <-time.After(10 * time.Second):
+		t.Fatal("the run did not end")
+	}
+	if got := run.Exit().Reason; got != reason {
+		t.Fatalf("exit is %q, want %q", got, reason)
+	}
+}
+
+func TestFailedLaunchLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	for name, spoil := range map[string]func(*machine.RunConfig){
+		"fault":       func(*machine.RunConfig) { must(t, os.WriteFile(b.faults+"/launch-fails", []byte("no memory"), 0o600)) },
+		"no kernel":   func(c *machine.RunConfig) { c.Kernel = b.dir + "/nokernel" },
+		"no layer":    func(c *machine.RunConfig) { c.Disk = append(c.Disk[:1:1], machine.Layer{Path: b.dir + "/nolayer"}) },
+		"wrong layer": func(c *machine.RunConfig) { c.Disk = []machine.Layer{c.Disk[0], c.Disk[0]} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := b.config()
+			spoil(&cfg)
+			_, err := b.fake.Launch(t.Context(), cfg)
+			if err == nil || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error is %q", err)
+			}
+			left, err := os.ReadDir(cfg.Dir)
+			must(t, err)
+			if len(left) > 0 {
+				t.Errorf("left %v", left)
+			}
+			must(t, os.RemoveAll(b.faults+"/launch-fails"))
+		})
+	}
+}
+
+func TestCanceledLaunchLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	must(t, os.WriteFile(b.faults+"/launch-waits", nil, 0o600))
+	cfg := b.config()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := b.fake.Launch(ctx, cfg)
+	wantKind(t, err, errdefs.Deadline)
+	left, err := os.ReadDir(cfg.Dir)
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+// dial begins a conversation with the guest.
+func dial(t *testing.T, run machine.Run) (client agentv1connect.AgentServiceClient, hangUp func()) {
+	t.Helper()
+	m, err := link.ParseMagic(magic)
+	must(t, err)
+	conn, err := run.DialLink(t.Context())
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	conn, err = link.Host(ctx, conn, m)
+	must(t, err)
+	transport := &http.Transport{
+		Protocols:   new(http.Protocols),
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil },
+	}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	hangUp = func() {
+		transport.CloseIdleConnections()
+		conn.Close()
+	}
+	t.Cleanup(hangUp)
+	return agentv1connect.NewAgentServiceClient(&http.Client{Transport: transport}, "http://guest"), hangUp
+}
+
+func TestPing(t *testing.T) {
+	b := newBench(t)
+	run := b.launch(b.config())
+	must(t, run.Resume(t.Context()))
+	for range 3 {
+		guest, hangUp := dial(t, run)
+		_, err := guest.Ping(t.Context(), connect.NewRequest(&agentv1.PingRequest{}))
+		if connect.CodeOf(err) != connect.CodeUnimplemented {
+			t.Fatal(err)
+		}
+		hangUp()
+	}
+	must(t, run.Pause(t.Context()))
+	must(t, run.Kill(t.Context()))
+	wantExit(t, run, machine.Killed)
+}
