@@ -1,0 +1,169 @@
+//go:build linux
+
+package monitor
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+)
+
+// launchTimeout bounds the start or adoption of the hypervisor's process. It
+// takes 0.1 s on an idle host; a host so busy that it takes this long does
+// better with one machine less.
+const launchTimeout = 60 * time.Second
+
+// begin launches or adopts the run and lets it go, unless a user has paused
+// it. It gives nil when the run has ended without a monitor.
+func (m *monitor) begin(ctx context.Context) (machine.Run, error) {
+	if m.rec.Phase == "" {
+		return m.launch(ctx)
+	}
+	if m.rec.Process == nil {
+		// Our predecessor died between the start of a process and the record
+		// of it. The guest has executed nothing.
+		if err := killOrphan(ctx, m.rec.RunID); err != nil {
+			return nil, err
+		}
+		return m.launch(ctx)
+	}
+	return m.adopt(ctx)
+}
+
+// launch begins the run of the record: first the intent, then the process,
+// then its identity, then its first instruction.
+func (m *monitor) launch(ctx context.Context) (machine.Run, error) {
+	err := m.record(func(r *Record) {
+		r.Phase, r.Process, r.Switching, r.SaidClean, r.ReadyUnixNano = Booting, nil, false, false, 0
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := markChildren(m.rec.RunID); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
+	defer cancel()
+	run, err := m.Hypervisor.Launch(ctx, m.runConfig())
+	if err != nil {
+		return nil, err
+	}
+	p := run.Process()
+	m.mu.Lock()
+	m.run = run
+	m.mu.Unlock()
+	err = m.record(func(r *Record) { r.Process = &p })
+	if err == nil {
+		err = run.Resume(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.discard(ctx, run))
+	}
+	m.Log.Info("run launched", "run", m.rec.RunID, "pid", p.PID)
+	return run, nil
+}
+
+// discard ends a run that could not be begun in full. Process stays nil in the
+// record only if nothing is left of it.
+func (m *monitor) discard(ctx context.Context, run machine.Run) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
+	defer cancel()
+	err := run.Kill(ctx)
+	p := run.Process()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil && !errdefs.Is(err, errdefs.WrongState) { // WRONG_STATE: it has ended by itself
+		m.rec.Process = &p
+		return err
+	}
+	m.run, m.rec.Process = nil, nil
+	return nil
+}
+
+// adopt takes over the process of the record and completes the step that our
+// predecessor may have left half done.
+func (m *monitor) adopt(ctx context.Context) (machine.Run, error) {
+	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
+	defer cancel()
+	run, err := m.Hypervisor.Adopt(ctx, m.runConfig(), *m.rec.Process)
+	if errdefs.Is(err, errdefs.NotFound) {
+		m.finish(machine.Exit{Reason: machine.Crashed, Message: "the process ended while no monitor watched it"})
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.run = run
+	m.mu.Unlock()
+	m.Log.Info("run adopted", "run", m.rec.RunID, "pid", m.rec.Process.PID, "phase", m.rec.Phase)
+	if err := m.settle(ctx, run); err != nil && !hasEnded(run) {
+		return nil, errors.Join(err, run.Close())
+	}
+	return run, nil
+}
+
+// settle makes an adopted machine what its record says: paused if a user
+// paused it, running in every other phase.
+func (m *monitor) settle(ctx context.Context, run machine.Run) error {
+	if m.rec.Phase == UserPaused {
+		if err := run.Pause(ctx); err != nil {
+			return err
+		}
+		return m.settleDisk(ctx, run)
+	}
+	if err := run.Resume(ctx); err != nil {
+		return err
+	}
+	if m.rec.Phase != Window {
+		return nil
+	}
+	return m.record(func(r *Record) { r.Phase = r.resumed() })
+}
+
+// settleDisk completes a switch of the disk that our predecessor recorded. If
+// it cannot be told, the chain stays recorded as it is: the last layer is
+// empty then, and booting from it is harmless.
+func (m *monitor) settleDisk(ctx context.Context, run machine.Run) error {
+	if !m.rec.Switching {
+		return nil
+	}
+	top := m.rec.Disk[len(m.rec.Disk)-1]
+	if err := run.SwitchDisk(ctx, top); err != nil {
+		m.Log.Warn("the disk switch that was under way is not completed", "layer", top.ID, "error", err)
+		return nil
+	}
+	return m.record(func(r *Record) { r.Switching = false })
+}
+
+// hasEnded reports whether the exit of the run is proven.
+func hasEnded(run machine.Run) bool {
+	select {
+	case <-run.Exited():
+		return true
+	default:
+		return false
+	}
+}
+
+// reboot begins a new run of the same machine, with the chain as it is now.
+func (m *monitor) reboot(ctx context.Context) (machine.Run, error) {
+	m.mu.Lock()
+	m.rec.RunID = durable.NewID()
+	m.mu.Unlock()
+	return m.launch(ctx)
+}
+
+// runConfig is the config of the run that the record is about.
+func (m *monitor) runConfig() machine.RunConfig {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	cfg := m.cfg.Run
+	cfg.RunID = m.rec.RunID
+	cfg.Disk = m.rec.clone().Disk
+	return cfg
+}

@@ -1,0 +1,109 @@
+//go:build linux
+
+package monitor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+)
+
+// The versions this build speaks and writes. A file or a monitor with a
+// higher one is refused (INCOMPATIBLE).
+const (
+	ProtocolVersion = 1
+	configVersion   = 1
+	recordVersion   = 1
+)
+
+// The files of a run's folder, and of its socket folder.
+const (
+	configFile = "config.json"
+	recordFile = "record.json"
+	lockFile   = "monitor.lock"
+	logFile    = "monitor.log"
+	socketFile = "monitor.sock"
+)
+
+// Config is config.json in the run's folder: what the starter decided before
+// the monitor was spawned. It never changes; what changes is in the Record.
+type Config struct {
+	Version int `json:"version"`
+	// Run is the first run. A reboot of the guest begins the next ones with
+	// the same settings, a new run id and the chain of the Record.
+	Run machine.RunConfig `json:"run"`
+	// Guest is what a freshly booted guest is told.
+	Guest Guest `json:"guest"`
+	// Build is that of the starter, for people.
+	Build string `json:"build"`
+}
+
+// Guest is what a freshly booted guest is told (Configure of the agent).
+type Guest struct {
+	Hostname string `json:"hostname"`
+	// MachineID is 32 lower-case hexadecimal digits.
+	MachineID string   `json:"machine_id"`
+	OnBoot    string   `json:"on_boot,omitempty"`
+	Tmpfs     []string `json:"tmpfs,omitempty"`
+}
+
+// WriteConfig puts cfg into the run's folder dir, which must exist.
+func WriteConfig(files *durable.FS, dir string, cfg Config) error {
+	cfg.Version = configVersion
+	b, err := json.MarshalIndent(cfg, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode config of run %s: %w", cfg.Run.RunID, err)
+	}
+	return files.WriteFile(filepath.Join(dir, configFile), append(b, '\n'), 0o600)
+}
+
+// ReadConfig reads the config of the run's folder dir.
+func ReadConfig(dir string) (Config, error) {
+	var cfg Config
+	if err := readJSON(filepath.Join(dir, configFile), &cfg); err != nil {
+		return Config{}, err
+	}
+	return cfg, checkVersion(filepath.Join(dir, configFile), cfg.Version, configVersion)
+}
+
+// maxStateFile bounds what is read of a state file, in bytes: a chain of some
+// thousand layers is far below it.
+const maxStateFile = 4 << 20
+
+func readJSON(path string, into any) error {
+	st, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errdefs.New(errdefs.NotFound, "read %q: %w", path, fs.ErrNotExist)
+	}
+	if err != nil {
+		return errdefs.New(errdefs.Storage, "read %q: %w", path, err)
+	}
+	if st.Size() > maxStateFile {
+		return errdefs.New(errdefs.Storage, "read %q: it has %d bytes, more than the limit of %d", path, st.Size(), maxStateFile)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return errdefs.New(errdefs.Storage, "read %q: %w", path, err)
+	}
+	if err := json.Unmarshal(b, into); err != nil {
+		return errdefs.New(errdefs.Storage, "read %q: not what holdpoint wrote: %w", path, err)
+	}
+	return nil
+}
+
+func checkVersion(path string, got, known int) error {
+	switch {
+	case got > known:
+		return errdefs.New(errdefs.Incompatible, "read %q: version %d, but this build knows only up to %d; use the newer holdpoint", path, got, known)
+	case got < 1:
+		return errdefs.New(errdefs.Storage, "read %q: it has no version", path)
+	}
+	return nil
+}

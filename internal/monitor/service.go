@@ -1,0 +1,205 @@
+//go:build linux
+
+package monitor
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// service answers MonitorService.
+type service struct{ m *monitor }
+
+// status is what the monitor knows now.
+func (m *monitor) status() *monitorv1.StatusResponse {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	st := &monitorv1.StatusResponse{
+		Protocol:      ProtocolVersion,
+		MachineId:     m.rec.MachineID,
+		RunId:         m.rec.RunID,
+		Phase:         m.rec.Phase.proto(),
+		MonitorPid:    int64(os.Getpid()),
+		Build:         m.Build,
+		Ready:         m.link != nil,
+		Exit:          m.rec.Exit.proto(),
+		ReadyUnixNano: m.rec.ReadyUnixNano,
+		Accelerator:   m.cfg.Run.Accelerator,
+		QemuVersion:   m.HypervisorVersion,
+		Trouble:       m.trouble,
+		Disk:          layerIDs(m.rec.Disk),
+	}
+	if m.rec.Process != nil {
+		st.QemuPid = int64(m.rec.Process.PID)
+	}
+	return st
+}
+
+// watch calls f with the status now and after each change, until f says that
+// it has enough, the run has ended, or ctx has. Changes that follow each other
+// faster than f returns may be told as one; the last one never is left out.
+func (m *monitor) watch(ctx context.Context, f func(*monitorv1.StatusResponse) (enough bool, err error)) error {
+	for {
+		m.mu.Lock()
+		changed := m.changed
+		m.mu.Unlock()
+		st := m.status()
+		enough, err := f(st)
+		if enough || err != nil || st.GetExit() != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (m *monitor) paused() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rec.Phase == UserPaused
+}
+
+func (m *monitor) awaitUnpaused(ctx context.Context) error {
+	return m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
+		return st.GetPhase() != monitorv1.Phase_PHASE_USER_PAUSED, nil
+	})
+}
+
+// Status answers at once.
+func (s service) Status(context.Context, *connect.Request[monitorv1.StatusRequest]) (*connect.Response[monitorv1.StatusResponse], error) {
+	return connect.NewResponse(s.m.status()), nil
+}
+
+// Watch ends after the run's end.
+func (s service) Watch(ctx context.Context, _ *connect.Request[monitorv1.StatusRequest], out *connect.ServerStream[monitorv1.StatusResponse]) error {
+	return wire.Encode(s.m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) { return false, out.Send(st) }))
+}
+
+// Pause is recorded first: a successor completes it. Pausing twice is allowed.
+func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRequest]) (*connect.Response[monitorv1.PauseResponse], error) {
+	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
+		if s.m.paused() {
+			return run.Pause(ctx)
+		}
+		if err := s.m.record(func(r *Record) { r.Phase = UserPaused }); err != nil {
+			return err
+		}
+		err := run.Pause(ctx)
+		if err == nil || hasEnded(run) {
+			return err
+		}
+		// Perhaps it is paused, and only the answer was lost.
+		if err := run.Resume(ctx); err != nil {
+			return errdefs.New(errdefs.OutcomeUnknown, "pause machine %s: %w; it may be running or paused: resume it", s.m.cfg.Run.MachineID, err)
+		}
+		if back := s.m.record(func(r *Record) { r.Phase = r.resumed() }); back != nil {
+			return back
+		}
+		return err
+	})
+	return connect.NewResponse(&monitorv1.PauseResponse{}), wire.Encode(err)
+}
+
+// Resume lets a machine go that a user has paused; one that runs is left alone.
+func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.ResumeRequest]) (*connect.Response[monitorv1.ResumeResponse], error) {
+	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
+		was := s.m.paused()
+		if was {
+			if err := s.m.record(func(r *Record) { r.Phase = r.resumed() }); err != nil {
+				return err
+			}
+		}
+		err := run.Resume(ctx)
+		if err == nil || !was || hasEnded(run) {
+			return err
+		}
+		if back := s.m.record(func(r *Record) { r.Phase = UserPaused }); back != nil {
+			return back
+		}
+		return err
+	})
+	return connect.NewResponse(&monitorv1.ResumeResponse{}), wire.Encode(err)
+}
+
+// SwitchDisk records the new chain first: booting from it is right whether or
+// not the switch was made. Switching to what is the top already changes nothing.
+func (s service) SwitchDisk(ctx context.Context, req *connect.Request[monitorv1.SwitchDiskRequest]) (*connect.Response[monitorv1.SwitchDiskResponse], error) {
+	top := machine.Layer{ID: req.Msg.GetLayerId(), Path: req.Msg.GetPath(), Format: "qcow2"}
+	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error { return s.m.switchDisk(ctx, run, top) })
+	return connect.NewResponse(&monitorv1.SwitchDiskResponse{}), wire.Encode(err)
+}
+
+func (m *monitor) switchDisk(ctx context.Context, run machine.Run, top machine.Layer) error {
+	m.mu.Lock()
+	old := m.rec.clone()
+	m.mu.Unlock()
+	last := old.Disk[len(old.Disk)-1]
+	switch {
+	case last == top && !old.Switching:
+		return nil
+	case old.Switching && last != top:
+		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of machine %s to layer %s: a switch to layer %s is not completed; repeat that one first", old.MachineID, top.ID, last.ID)
+	case last != top && slices.ContainsFunc(old.Disk, func(l machine.Layer) bool { return l.ID == top.ID || l.Path == top.Path }):
+		return errdefs.New(errdefs.Invalid, "switch disk of machine %s: layer %s is below its top already", old.MachineID, top.ID)
+	case old.Phase != UserPaused:
+		return errdefs.New(errdefs.WrongState, "switch disk of machine %s: it is %s; pause it first", old.MachineID, old.Phase)
+	}
+	if last != top {
+		err := m.record(func(r *Record) { r.Disk, r.Switching = append(r.Disk, top), true })
+		if err != nil {
+			return err
+		}
+	}
+	if err := run.SwitchDisk(ctx, top); err != nil {
+		if old.Switching || hasEnded(run) || ctx.Err() != nil {
+			return err // unknown: the longer chain stays, which is harmless
+		}
+		if back := m.record(func(r *Record) { r.Disk, r.Switching = old.Disk, false }); back != nil {
+			return back
+		}
+		return err
+	}
+	return m.record(func(r *Record) { r.Switching = false })
+}
+
+// Kill ends the run as a power cut would.
+func (s service) Kill(ctx context.Context, _ *connect.Request[monitorv1.KillRequest]) (*connect.Response[monitorv1.KillResponse], error) {
+	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
+		s.m.mu.Lock()
+		s.m.killed = true
+		s.m.mu.Unlock()
+		err := run.Kill(ctx)
+		if errdefs.Is(err, errdefs.WrongState) {
+			return nil // it ended meanwhile
+		}
+		return err
+	})
+	if err != nil && s.m.status().GetExit() == nil {
+		return nil, wire.Encode(err)
+	}
+	st, err := s.m.awaitExit(ctx, s.m.status().GetRunId())
+	return connect.NewResponse(&monitorv1.KillResponse{Exit: st.GetExit()}), wire.Encode(err)
+}
+
+// awaitExit waits until the end of the run is recorded.
+func (m *monitor) awaitExit(ctx context.Context, runID string) (st *monitorv1.StatusResponse, err error) {
+	err = m.watch(ctx, func(now *monitorv1.StatusResponse) (bool, error) {
+		st = now
+		if now.GetRunId() != runID {
+			return true, errdefs.New(errdefs.WrongState, "machine %s rebooted instead of stopping", now.GetMachineId())
+		}
+		return false, nil
+	})
+	return st, err
+}

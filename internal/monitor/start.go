@@ -1,0 +1,160 @@
+//go:build linux
+
+package monitor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// StartConfig is how to spawn a monitor.
+type StartConfig struct {
+	// Dir is the run's folder.
+	Dir string
+	// Config, not nil, is written to Dir first; a successor needs none.
+	Config *Config
+	// Executable and Args are the hidden verb that ends in Run.
+	Executable string
+	Args       []string
+	// Env is the monitor's environment; nil is ours.
+	Env []string
+	// Files is the door to the disk; nil is the usual one.
+	Files *durable.FS
+}
+
+// Start spawns a monitor, detached: it outlives us. It returns once the
+// monitor answers, which is when the run has been launched (or adopted) and
+// its guest executes. If the monitor fails before, the error is its own. Two
+// callers of Start for one folder get clients of one monitor. ctx bounds the
+// wait alone: a monitor that was spawned goes on.
+func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
+	if cfg.Config != nil {
+		if err := WriteConfig(cfg.Files, cfg.Dir, *cfg.Config); err != nil {
+			return nil, err
+		}
+	}
+	file, err := ReadConfig(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWatcher(cfg.Dir, file.Run.SocketDir)
+	if err != nil {
+		return nil, err
+	}
+	defer w.close()
+	died, err := spawn(cfg)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		c, err := Connect(ctx, cfg.Dir)
+		if err == nil || !errors.Is(err, ErrGone) {
+			return c, err
+		}
+		select {
+		case <-w.events:
+		case <-died:
+			died = nil // it has failed, or lost to another monitor of the folder
+		case <-ctx.Done():
+			return nil, fmt.Errorf("await monitor of machine %s: %w", file.Run.MachineID, ctx.Err())
+		}
+		if died == nil {
+			if alive, err := Alive(cfg.Dir); err != nil || !alive {
+				return nil, errors.Join(err, lastWord(cfg.Dir))
+			}
+		}
+	}
+}
+
+// Ensure connects to the monitor of the folder, or starts a successor if there
+// is none. It may be called by several at once. WRONG_STATE means that the run
+// has ended; its record says how.
+func Ensure(ctx context.Context, cfg StartConfig) (*Client, error) {
+	c, err := Connect(ctx, cfg.Dir)
+	if err == nil || !errors.Is(err, ErrGone) {
+		return c, err
+	}
+	rec, err := ReadRecord(cfg.Dir)
+	if err != nil && !errdefs.Is(err, errdefs.NotFound) {
+		return nil, err
+	}
+	if rec.Phase == Exited {
+		return nil, lastWord(cfg.Dir)
+	}
+	return Start(ctx, cfg)
+}
+
+// spawn begins the process in a session of its own, with nothing of ours but
+// the environment. died is closed when it has ended.
+func spawn(cfg StartConfig) (died <-chan struct{}, err error) {
+	log, err := os.OpenFile(filepath.Join(cfg.Dir, logFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, errdefs.New(errdefs.Storage, "open log of monitor: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.Command(cfg.Executable, cfg.Args...)
+	cmd.Dir = "/"
+	cmd.Env = cfg.Env
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start monitor %q: %w", cfg.Executable, err)
+	}
+	done := make(chan struct{})
+	// It is a child of ours until one of us ends; nobody else may wait for it.
+	go func() {
+		defer close(done)
+		_ = cmd.Wait() // what it has to say is in its record and its log
+	}()
+	return done, nil
+}
+
+// lastWord is why the folder has no monitor: the failure in its record, the
+// run's end, or the last line of the log.
+func lastWord(dir string) error {
+	rec, err := ReadRecord(dir)
+	switch {
+	case err == nil && rec.Failure != nil:
+		return rec.Failure.Err()
+	case err == nil && rec.Phase == Exited:
+		return errdefs.New(errdefs.WrongState, "machine %s: its run %s has ended (%s); start it", rec.MachineID, rec.RunID, rec.Exit.reason())
+	case err != nil && !errdefs.Is(err, errdefs.NotFound):
+		return err
+	}
+	return errdefs.New(errdefs.Internal, "the machine's monitor died: %s", lastLine(filepath.Join(dir, logFile)))
+}
+
+// lastLine is the last line of the log that has something in it.
+func lastLine(path string) string {
+	const tail = 4 << 10
+	f, err := os.Open(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	buf := make([]byte, min(st.Size(), tail))
+	n, err := f.ReadAt(buf, st.Size()-int64(len(buf)))
+	if n < len(buf) {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(buf)), "\n")
+	if last := lines[len(lines)-1]; last != "" {
+		return last
+	}
+	return fmt.Sprintf("it left nothing in %q", path)
+}
