@@ -30,9 +30,12 @@ func fakeKeeperMain() error {
 	cmd := exec.Command(exe, fakeArg, "guest")
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{os.NewFile(3, "port"), os.NewFile(4, "services")}
+	started := os.NewFile(5, "started")
+	unix.CloseOnExec(5)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	started.Close()
 	for _, f := range cmd.ExtraFiles {
 		f.Close()
 	}

@@ -2,12 +2,15 @@ package machinetest_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -195,4 +198,118 @@ func TestPing(t *testing.T) {
 	must(t, run.Pause(t.Context()))
 	must(t, run.Kill(t.Context()))
 	wantExit(t, run, machine.Killed)
+}
+
+// root is the folder that is the guest's disk.
+func root(cfg machine.RunConfig) string { return filepath.Join(cfg.Dir, "root-"+cfg.RunID) }
+
+func wantFile(t *testing.T, path, want string) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		got = []byte("absent")
+	} else {
+		must(t, err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is %q, want %q", filepath.Base(path), got, want)
+	}
+}
+
+func TestDiskFollowsTheChain(t *testing.T) {
+	b := newBench(t)
+	cfg := b.config()
+	run := b.launch(cfg)
+	must(t, run.Resume(t.Context()))
+	must(t, os.WriteFile(root(cfg)+"/f", []byte("1"), 0o600))
+	next := b.overlay()
+	wantKind(t, run.SwitchDisk(t.Context(), next), errdefs.WrongState)
+	must(t, run.Pause(t.Context()))
+	if err := run.SwitchDisk(t.Context(), b.chain[0]); err == nil {
+		t.Error("switched to the image")
+	}
+	must(t, run.SwitchDisk(t.Context(), next))
+	must(t, run.Resume(t.Context()))
+	must(t, os.WriteFile(root(cfg)+"/f", []byte("2"), 0o600))
+	must(t, run.Pause(t.Context()))
+	must(t, os.WriteFile(root(cfg)+"/lost", nil, 0o600))
+	must(t, run.Kill(t.Context()))
+
+	cfg = b.config() // without the new top
+	run = b.launch(cfg)
+	wantFile(t, root(cfg)+"/f", "1")
+	must(t, run.Kill(t.Context()))
+	b.chain = append(b.chain, next)
+	cfg = b.config()
+	b.launch(cfg)
+	wantFile(t, root(cfg)+"/f", "2")
+	wantFile(t, root(cfg)+"/lost", "absent")
+}
+
+func TestAnotherProcessAdoptsARun(t *testing.T) {
+	b := newBench(t)
+	cfg := b.config()
+	run := b.launch(cfg)
+	must(t, run.Resume(t.Context()))
+	must(t, run.Pause(t.Context()))
+	must(t, run.Close())
+	other, err := b.fake.Adopt(t.Context(), cfg, run.Process())
+	must(t, err)
+	defer other.Close()
+	running, err := other.Running(t.Context())
+	must(t, err)
+	if running {
+		t.Error("the run goes on by itself")
+	}
+	must(t, other.Resume(t.Context()))
+	wrong := run.Process()
+	wrong.StartTime++
+	_, err = b.fake.Adopt(t.Context(), cfg, wrong)
+	wantKind(t, err, errdefs.NotFound)
+	must(t, other.Kill(t.Context()))
+	wantExit(t, other, machine.Killed)
+	_, err = b.fake.Adopt(t.Context(), cfg, run.Process())
+	wantKind(t, err, errdefs.NotFound)
+	wantKind(t, other.Pause(t.Context()), errdefs.WrongState)
+}
+
+func TestKilledMachineTakesItsGuestAlong(t *testing.T) {
+	b := newBench(t)
+	cfg := b.config()
+	run := b.launch(cfg)
+	must(t, run.Resume(t.Context()))
+	must(t, run.Pause(t.Context())) // stopped ones must go as well
+	keeper, err := processes("keeper", cfg)
+	must(t, err)
+	guest, err := processes("guest", cfg)
+	must(t, err)
+	if len(keeper) != 1 || len(guest) != 1 {
+		t.Fatalf("keepers %v, guests %v", keeper, guest)
+	}
+	must(t, syscall.Kill(run.Process().PID, syscall.SIGKILL))
+	wantExit(t, run, machine.Crashed)
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		left, err := processes("", cfg)
+		must(t, err)
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %v", left)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// processes are the living ones of a run in the role.
+func processes(role string, cfg machine.RunConfig) (found []string, err error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(dir + "/cmdline")
+		cwd, _ := os.Readlink(dir + "/cwd")
+		if strings.HasPrefix(cwd, cfg.Dir) && len(cmdline) > 0 && strings.HasSuffix(string(cmdline), role+"\x00") {
+			found = append(found, dir)
+		}
+	}
+	return found, err
 }

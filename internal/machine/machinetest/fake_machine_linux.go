@@ -261,9 +261,20 @@ func (m *fakeMachine) boot() error {
 	cmd.Env = append(os.Environ(), "HOLDPOINT_FAKE_SPEC="+string(spec))
 	cmd.Stdin = held
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	cmd.ExtraFiles = []*os.File{m.guestPort, m.guestServices}
+	started, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer started.Close()
+	cmd.ExtraFiles = []*os.File{m.guestPort, m.guestServices, theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	theirs.Close()
+	if err != nil {
+		return err
+	}
+	// A pause from here on finds the guest among the keeper's children.
+	if _, err := io.ReadAll(started); err != nil {
 		return err
 	}
 	held.Close()
