@@ -87,10 +87,25 @@ type Fake struct {
 // NewFake returns a Fake.
 func NewFake(cfg FakeConfig) *Fake { return &Fake{cfg: cfg} }
 
-// CreateOverlay makes an empty layer as fakedisk.Create does, in the form in which
-// real ones are made.
-func (f *Fake) CreateOverlay(_ context.Context, path string, virtualBytes int64) error {
+// FakeOverlays makes and seals layers of fake disks, in the form in which real
+// ones are made and sealed.
+type FakeOverlays struct{}
+
+// Create makes an empty layer at path.
+func (FakeOverlays) Create(_ context.Context, path string, virtualBytes int64) error {
 	return fakedisk.Create(path, virtualBytes)
+}
+
+// Seal makes the layer at path read-only and returns what it takes, in bytes.
+func (FakeOverlays) Seal(_ context.Context, path string) (storedBytes int64, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0, fmt.Errorf("seal fake layer: %w", err)
+	}
+	if err := os.Chmod(path, 0o400); err != nil {
+		return 0, fmt.Errorf("seal fake layer: %w", err)
+	}
+	return info.Size(), nil
 }
 
 // fakeSpec is what the processes of a run are told.

@@ -61,7 +61,7 @@ func (b *bench) overlay() machine.Layer {
 	b.t.Helper()
 	id := fmt.Sprintf("layer%d", len(b.chain))
 	path := filepath.Join(b.dir, id)
-	must(b.t, b.fake.CreateOverlay(b.t.Context(), path, 1<<30))
+	must(b.t, machinetest.FakeOverlays{}.Create(b.t.Context(), path, 1<<30))
 	return machine.Layer{ID: id, Path: path, Format: "qcow2"}
 }
 
