@@ -1,0 +1,195 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+const selectCheckpoint = `SELECT id, machine_id, coalesce(name, ''), kind, consistency, coalesce(parent, ''), message, automatic,
+	spec, image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at FROM checkpoints `
+
+func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
+	var (
+		k       checkpoint.Checkpoint
+		created int64
+	)
+	err := rows.Scan(&k.ID, &k.MachineID, &k.Name, &k.Kind, &k.Consistency, &k.Parent, &k.Message, &k.Automatic,
+		&k.Spec, &k.ImageBuildID, &k.DiskBytes, &k.Origin.SessionID, &k.Origin.PromptID, &k.Origin.ToolCallID,
+		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created)
+	k.CreatedAt = fromNano(created)
+	return k, err
+}
+
+func scanCheckpointRoute(rows *sql.Rows) (checkpoint.Route, error) {
+	var r checkpoint.Route
+	err := rows.Scan(&r.Host, &r.Port, &r.Listening)
+	return r, err
+}
+
+// fill reads a checkpoint's layers and routes.
+func fill(ctx context.Context, q querier, k *checkpoint.Checkpoint) (err error) {
+	k.Layers, err = all(ctx, q, scanValue[string], `SELECT layer_id FROM checkpoint_layers WHERE checkpoint_id = ? ORDER BY position`, k.ID)
+	if err != nil {
+		return err
+	}
+	k.Routes, err = all(ctx, q, scanCheckpointRoute, `SELECT host, port, listening FROM checkpoint_routes WHERE checkpoint_id = ? ORDER BY host`, k.ID)
+	return err
+}
+
+func getCheckpoint(ctx context.Context, q querier, id string) (checkpoint.Checkpoint, error) {
+	k, err := one(ctx, q, noCheckpoint(id), scanCheckpoint, selectCheckpoint+`WHERE id = ?`, id)
+	if err != nil {
+		return k, err
+	}
+	return k, fill(ctx, q, &k)
+}
+
+func noCheckpoint(ref string) error { return notFound("checkpoint", ref, "holdpoint checkpoint ls") }
+
+// PublishCheckpoint makes a checkpoint visible: in one commit the layers in
+// seal become sealed, the checkpoint is recorded with its layers and routes,
+// the machine's head moves to it, and "last" means it. Its layers must be the
+// lowest of the machine's chain and sealed by then. A name that another
+// checkpoint of the machine has is ALREADY_EXISTS.
+func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint, seal []string) error {
+	return c.write(ctx, "publish-checkpoint", func(t *tx) error {
+		m, err := t.machine(k.MachineID)
+		if err != nil {
+			return err
+		}
+		if err := sealLayers(t, seal); err != nil {
+			return err
+		}
+		if err := checkLayers(t, m, k); err != nil {
+			return err
+		}
+		if err := insertCheckpoint(t, m, k); err != nil {
+			return err
+		}
+		if err := t.exec(`UPDATE machines SET head_checkpoint = ? WHERE id = ?`, k.ID, m.ID); err != nil {
+			return err
+		}
+		if err := setLast(t, "checkpoint", m.ID, k.ID); err != nil {
+			return err
+		}
+		return setLast(t, "checkpoint", "", k.ID)
+	})
+}
+
+// checkLayers refuses a checkpoint that could not be restored.
+func checkLayers(t *tx, m Machine, k checkpoint.Checkpoint) error {
+	chain, err := chainOf(t.ctx, t, m.ID)
+	if err != nil {
+		return err
+	}
+	if len(k.Layers) == 0 || len(k.Layers) > len(chain) {
+		return fmt.Errorf("publish checkpoint %s: it has %d layers, its machine %q %d", k.ID, len(k.Layers), m.Name, len(chain))
+	}
+	for i, id := range k.Layers {
+		if chain[i].ID != id || chain[i].State != LayerSealed {
+			return fmt.Errorf("publish checkpoint %s: layer %s is not layer %d of machine %q and sealed", k.ID, id, i, m.Name)
+		}
+	}
+	return nil
+}
+
+func insertCheckpoint(t *tx, m Machine, k checkpoint.Checkpoint) error {
+	o := k.Origin
+	err := t.exec(`INSERT INTO checkpoints (id, machine_id, name, kind, consistency, parent, message, automatic, spec,
+		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at)
+		VALUES (?, ?, nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, orEmpty(k.Spec),
+		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.orNow(k.CreatedAt))
+	if isUnique(err) {
+		return checkpointNameTaken(m.Name, k.Name)
+	}
+	if err != nil {
+		return err
+	}
+	for i, id := range k.Layers {
+		if err := t.exec(`INSERT INTO checkpoint_layers VALUES (?, ?, ?)`, k.ID, i, id); err != nil {
+			return err
+		}
+	}
+	for _, r := range k.Routes {
+		if err := t.exec(`INSERT INTO checkpoint_routes VALUES (?, ?, ?, ?)`, k.ID, r.Host, r.Port, r.Listening); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkpointNameTaken(machineName, name string) error {
+	return errdefs.New(errdefs.AlreadyExists, "create checkpoint %q of machine %q: the name is taken; choose another, or remove that one with: holdpoint checkpoint rm %s",
+		name, machineName, name)
+}
+
+// CheckpointNameFree refuses a name that a checkpoint of the machine has
+// (ALREADY_EXISTS), so that a capture need not begin; empty is free.
+func (c *Catalog) CheckpointNameFree(ctx context.Context, m Machine, name string) error {
+	if name == "" {
+		return nil
+	}
+	list, err := all(ctx, c.r, scanValue[string], `SELECT id FROM checkpoints WHERE machine_id = ? AND name = ?`, m.ID, name)
+	if err == nil && len(list) > 0 {
+		err = checkpointNameTaken(m.Name, name)
+	}
+	return c.storage(err)
+}
+
+// GetCheckpoint gives the checkpoint of an id; NOT_FOUND if there is none.
+func (c *Catalog) GetCheckpoint(ctx context.Context, id string) (k checkpoint.Checkpoint, err error) {
+	err = c.view(ctx, func(q querier) error {
+		k, err = getCheckpoint(ctx, q, id)
+		return err
+	})
+	return k, err
+}
+
+// ListCheckpoints gives the checkpoints of a machine, or of all when the id is
+// empty, newest first.
+func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) (list []checkpoint.Checkpoint, err error) {
+	err = c.view(ctx, func(q querier) error {
+		list, err = all(ctx, q, scanCheckpoint, selectCheckpoint+`WHERE ?1 = '' OR machine_id = ?1 ORDER BY seq DESC`, machineID)
+		for i := range list {
+			if err == nil {
+				err = fill(ctx, q, &list[i])
+			}
+		}
+		return err
+	})
+	return list, err
+}
+
+// ForgetCheckpoint drops a checkpoint's record; its layers stay until they are
+// collected. Its children become its parent's, and a head on it moves to its
+// parent. A lease of another operation than opID is REFERENCED.
+func (c *Catalog) ForgetCheckpoint(ctx context.Context, id, opID string) error {
+	return c.write(ctx, "forget-checkpoint", func(t *tx) error {
+		k, err := getCheckpoint(ctx, t, id)
+		if err != nil {
+			return err
+		}
+		if err := refuseLeased(t, CheckpointResource, id, opID, fmt.Sprintf("forget checkpoint %s", id)); err != nil {
+			return err
+		}
+		for _, stmt := range []string{
+			`UPDATE machines SET head_checkpoint = (SELECT id FROM checkpoints WHERE id = ?2) WHERE head_checkpoint = ?1`,
+			`UPDATE displaced SET head_checkpoint = nullif(?2, '') WHERE head_checkpoint = ?1`,
+			`UPDATE checkpoints SET parent = nullif(?2, '') WHERE parent = ?1`,
+			`DELETE FROM last_used WHERE resource_id = ?1 AND ?2 = ?2`,
+			`DELETE FROM checkpoint_layers WHERE checkpoint_id = ?1 AND ?2 = ?2`,
+			`DELETE FROM checkpoint_routes WHERE checkpoint_id = ?1 AND ?2 = ?2`,
+			`DELETE FROM checkpoints WHERE id = ?1 AND ?2 = ?2`,
+		} {
+			if err := t.exec(stmt, id, k.Parent); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,116 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+const selectImage = `SELECT i.build_id, coalesce(i.name, ''), i.architecture, i.kernel_version, i.disk_bytes, i.stored_bytes,
+	i.packages, i.description, i.created_at,
+	(SELECT count(*) FROM machines m WHERE m.image_build_id = i.build_id) +
+	(SELECT count(*) FROM checkpoints k WHERE k.image_build_id = i.build_id) FROM images i `
+
+func scanImage(rows *sql.Rows) (Image, error) {
+	var (
+		i        Image
+		packages []byte
+		created  int64
+	)
+	err := rows.Scan(&i.BuildID, &i.Name, &i.Architecture, &i.KernelVersion, &i.DiskBytes, &i.StoredBytes,
+		&packages, &i.Description, &created, &i.UsedBy)
+	if err != nil {
+		return i, err
+	}
+	i.CreatedAt = fromNano(created)
+	if err := json.Unmarshal(packages, &i.Packages); err != nil {
+		return i, errdefs.New(errdefs.Storage, "read packages of image %q: %w", i.BuildID, err)
+	}
+	return i, nil
+}
+
+// PutImage records an image, whose files are in place, or records anew the one
+// of the same build id. Its name, if it has one, moves to it from an older build.
+func (c *Catalog) PutImage(ctx context.Context, i Image) error {
+	packages, err := json.Marshal(append([]string{}, i.Packages...))
+	if err != nil {
+		return fmt.Errorf("record image %q: %w", i.BuildID, err)
+	}
+	return c.write(ctx, "put-image", func(t *tx) error {
+		if err := t.exec(`UPDATE images SET name = NULL WHERE name = ? AND build_id <> ?`, i.Name, i.BuildID); err != nil {
+			return err
+		}
+		return t.exec(`INSERT INTO images VALUES (?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?)
+			ON CONFLICT (build_id) DO UPDATE SET name = coalesce(excluded.name, name), architecture = excluded.architecture,
+			kernel_version = excluded.kernel_version, disk_bytes = excluded.disk_bytes, stored_bytes = excluded.stored_bytes,
+			packages = excluded.packages, description = excluded.description, created_at = excluded.created_at`,
+			i.BuildID, i.Name, i.Architecture, i.KernelVersion, i.DiskBytes, i.StoredBytes, string(packages), i.Description, t.orNow(i.CreatedAt))
+	})
+}
+
+// GetImage gives the image of a build id; NOT_FOUND if there is none.
+func (c *Catalog) GetImage(ctx context.Context, buildID string) (Image, error) {
+	i, err := one(ctx, c.r, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
+	return i, c.storage(err)
+}
+
+// ListImages gives all images, newest first.
+func (c *Catalog) ListImages(ctx context.Context) ([]Image, error) {
+	list, err := all(ctx, c.r, scanImage, selectImage+`ORDER BY i.created_at DESC, i.build_id`)
+	return list, c.storage(err)
+}
+
+// RemoveImage forgets an image. One that machines, checkpoints or operations
+// other than opID need is REFERENCED, and the error names them.
+func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
+	return c.write(ctx, "remove-image", func(t *tx) error {
+		img, err := one(ctx, t, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
+		if err != nil {
+			return err
+		}
+		what := fmt.Sprintf("remove image %q", orElse(img.Name, img.BuildID))
+		users, err := all(ctx, t, scanValue[string], `
+			SELECT 'machine ' || name FROM machines WHERE image_build_id = ?1
+			UNION SELECT 'checkpoint ' || coalesce(k.name, k.id) || ' of ' || m.name
+				FROM checkpoints k JOIN machines m ON m.id = k.machine_id WHERE k.image_build_id = ?1
+			UNION SELECT 'operation ' || operation_id FROM displaced WHERE image_build_id = ?1
+			ORDER BY 1`, buildID)
+		if err != nil {
+			return err
+		}
+		if len(users) > 0 {
+			return errdefs.New(errdefs.Referenced, "%s: needed by %s; remove them first", what, enumerate(users))
+		}
+		if err := refuseLeased(t, ImageResource, buildID, opID, what); err != nil {
+			return err
+		}
+		return t.exec(`DELETE FROM images WHERE build_id = ?`, buildID)
+	})
+}
+
+func requireImage(t *tx, buildID string) error {
+	_, err := one(t.ctx, t, noImage(buildID), scanValue[string], `SELECT build_id FROM images WHERE build_id = ?`, buildID)
+	return err
+}
+
+func noImage(ref string) error { return notFound("image", ref, "holdpoint image ls") }
+
+// enumerate joins a list for one line, the first five by name.
+func enumerate(list []string) string {
+	const most = 5
+	if len(list) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+	}
+	return strings.Join(list, ", ")
+}
+
+func orElse(s, other string) string {
+	if s == "" {
+		return other
+	}
+	return s
+}
