@@ -6,10 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
+	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"github.com/holdpoint/holdpoint/api/monitor/v1/monitorv1connect"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -49,11 +49,11 @@ func Connect(ctx context.Context, dir string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	socket := filepath.Join(cfg.Run.SocketDir, socketFile)
+	socket := cfg.Socket()
 	conns := &connSet{open: map[net.Conn]struct{}{}}
 	c := &Client{dir: dir, machine: cfg.Run.MachineID, conns: conns, control: dialer(socket, conns), data: dialer(socket, conns)}
-	c.monitor = monitorv1connect.NewMonitorServiceClient(&http.Client{Transport: c.control}, "http://monitor", plain())
-	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: c.data}, "http://monitor", plain())
+	c.monitor = monitorv1connect.NewMonitorServiceClient(&http.Client{Transport: c.control}, "http://monitor", relay.Plain())
+	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: c.data}, "http://monitor", relay.Plain())
 	st, err := c.Status(ctx)
 	if err == nil && st.GetProtocol() > ProtocolVersion {
 		err = errdefs.New(errdefs.Incompatible, "machine %s: its monitor (build %s) speaks protocol %d, this build (%d) is older; use the newer holdpoint, or stop and start the machine with that one",
@@ -75,7 +75,7 @@ func dialer(socket string, conns *connSet) *http.Transport {
 	return &http.Transport{
 		Protocols:          &protocols,
 		DisableCompression: true,
-		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerStream: guestStreamSize, MaxReadFrameSize: maxFrame},
+		HTTP2:              relay.ClientHTTP2(),
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			conn, err := d.DialContext(ctx, "unix", socket)
@@ -151,46 +151,44 @@ func (c *Client) Status(ctx context.Context) (*monitorv1.StatusResponse, error) 
 	return resp.Msg, nil
 }
 
-// Watch yields the status now and after each change, and ends after the one
-// that has an exit. An error is the last: ErrGone if the monitor died, that is
-// at once. If it died after the run's end, the end is yielded as usual.
-func (c *Client) Watch(ctx context.Context) iter.Seq2[*monitorv1.StatusResponse, error] {
-	return func(yield func(*monitorv1.StatusResponse, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		stream, err := c.monitor.Watch(ctx, connect.NewRequest(&monitorv1.StatusRequest{}))
-		if err == nil {
-			defer stream.Close()
-			for stream.Receive() {
-				st := stream.Msg()
-				if !yield(st, nil) || st.GetExit() != nil {
-					return
-				}
+// Watch calls f with the status now and after each change, until f gives an
+// error, which is returned, or the run has ended: nil, after a status with an
+// exit. ErrGone means that the monitor died, and comes at once. If it died
+// after the run's end, that end is told as usual.
+func (c *Client) Watch(ctx context.Context, f func(*monitorv1.StatusResponse) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.monitor.Watch(ctx, connect.NewRequest(&monitorv1.StatusRequest{}))
+	if err == nil {
+		defer stream.Close()
+		for stream.Receive() {
+			st := stream.Msg()
+			if err := f(st); err != nil || st.GetExit() != nil {
+				return err
 			}
-			err = stream.Err()
 		}
-		if err == nil {
-			err = ErrGone
-		} else {
-			err = c.decode(ctx, err)
-		}
-		if rec, recErr := ReadRecord(c.dir); recErr == nil && rec.Phase == Exited && errors.Is(err, ErrGone) {
-			yield(rec.status(), nil)
-			return
-		}
-		yield(nil, err)
+		err = stream.Err()
 	}
+	if err == nil {
+		err = io.ErrUnexpectedEOF // an exit was promised
+	}
+	err = c.decode(ctx, err)
+	if rec, failed := ReadRecord(c.dir); failed == nil && rec.Phase == Exited && errors.Is(err, ErrGone) {
+		return f(rec.status())
+	}
+	return err
 }
 
 // status is what the record alone can tell.
 func (r Record) status() *monitorv1.StatusResponse {
 	return &monitorv1.StatusResponse{
 		Protocol: ProtocolVersion, MachineId: r.MachineID, RunId: r.RunID,
-		Phase: r.Phase.proto(), Exit: r.Exit.proto(), ReadyUnixNano: r.ReadyUnixNano, Disk: layerIDs(r.Disk),
+		Phase: r.Phase.Proto(), Exit: r.Exit.Proto(), ReadyUnixNano: r.ReadyUnixNano, Disk: LayerIDs(r.Disk),
 	}
 }
 
-func layerIDs(disk []machine.Layer) []string {
+// LayerIDs are the ids of a chain.
+func LayerIDs(disk []machine.Layer) []string {
 	ids := make([]string, len(disk))
 	for i, layer := range disk {
 		ids[i] = layer.ID
@@ -198,25 +196,30 @@ func layerIDs(disk []machine.Layer) []string {
 	return ids
 }
 
+// errEnough ends a Watch that has seen what it was for.
+var errEnough = errors.New("enough seen")
+
 // AwaitReady waits until the guest agent has answered and accepted its
 // configuration. A run that ends before is WRONG_STATE.
 func (c *Client) AwaitReady(ctx context.Context) (*monitorv1.StatusResponse, error) {
-	trouble := ""
-	for st, err := range c.Watch(ctx) {
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return nil, errdefs.New(errdefs.KindOf(ctx.Err()), "await guest of machine %s: %w%s", c.machine, ctx.Err(), trouble)
-		case err != nil:
-			return nil, err
-		case st.GetReady():
-			return st, nil
-		case st.GetExit() != nil:
-			return nil, errdefs.New(errdefs.WrongState, "await guest of machine %s: its run has ended (%s)%s; look at its console with holdpoint logs",
-				c.machine, st.GetExit().GetReason(), colon(st.GetExit().GetMessage()))
+	var last *monitorv1.StatusResponse
+	err := c.Watch(ctx, func(st *monitorv1.StatusResponse) error {
+		last = st
+		if st.GetReady() {
+			return errEnough
 		}
-		trouble = colon(st.GetTrouble())
+		return nil
+	})
+	switch {
+	case errors.Is(err, errEnough):
+		return last, nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("await guest of machine %s: %w%s", c.machine, ctx.Err(), colon(last.GetTrouble()))
+	case err != nil:
+		return nil, err
 	}
-	return nil, ErrGone
+	return nil, errdefs.New(errdefs.WrongState, "await guest of machine %s: its run has ended (%s)%s; look at its console with holdpoint logs",
+		c.machine, last.GetExit().GetReason(), colon(last.GetExit().GetMessage()))
 }
 
 func colon(text string) string {
@@ -228,12 +231,12 @@ func colon(text string) string {
 
 // AwaitExit waits for the end of the run and gives the last status.
 func (c *Client) AwaitExit(ctx context.Context) (*monitorv1.StatusResponse, error) {
-	for st, err := range c.Watch(ctx) {
-		if err != nil || st.GetExit() != nil {
-			return st, err
-		}
-	}
-	return nil, ErrGone
+	var last *monitorv1.StatusResponse
+	err := c.Watch(ctx, func(st *monitorv1.StatusResponse) error {
+		last = st
+		return nil
+	})
+	return last, err
 }
 
 // Pause stops the vCPUs on a user's word.
@@ -280,7 +283,7 @@ func (c *Client) exit(ctx context.Context, err error) (*monitorv1.Exit, error) {
 	err = c.decode(ctx, err)
 	if errors.Is(err, ErrGone) {
 		if rec, recErr := ReadRecord(c.dir); recErr == nil && rec.Phase == Exited {
-			return rec.Exit.proto(), nil
+			return rec.Exit.Proto(), nil
 		}
 	}
 	return nil, err

@@ -54,6 +54,9 @@ type Guest struct {
 	Tmpfs     []string `json:"tmpfs,omitempty"`
 }
 
+// Socket is where the monitor of the run listens.
+func (c Config) Socket() string { return filepath.Join(c.Run.SocketDir, socketFile) }
+
 // WriteConfig puts cfg into the run's folder dir, which must exist.
 func WriteConfig(files *durable.FS, dir string, cfg Config) error {
 	cfg.Version = configVersion

@@ -13,11 +13,11 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-// takeLock makes this process the one monitor of dir until the file is closed
+// TakeLock makes this process the one monitor of dir until the file is closed
 // or the process ends. It is a lock of the open file (fcntl(2), "Open file
 // description locks"), not flock: Alive can then ask for its holder without
 // taking it, so that asking never makes a monitor fail that starts meanwhile.
-func takeLock(dir string) (*os.File, error) {
+func TakeLock(dir string) (*os.File, error) {
 	path := filepath.Join(dir, lockFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -86,7 +86,8 @@ func ReadRecord(dir string) (Record, error) {
 	return rec, checkVersion(filepath.Join(dir, recordFile), rec.Version, recordVersion)
 }
 
-func writeRecord(files *durable.FS, dir string, rec Record) error {
+// WriteRecord is for the monitor's process alone.
+func WriteRecord(files *durable.FS, dir string, rec Record) error {
 	rec.Version = recordVersion
 	b, err := json.MarshalIndent(rec, "", "  ")
 	if err != nil {
@@ -95,21 +96,22 @@ func writeRecord(files *durable.FS, dir string, rec Record) error {
 	return files.WriteFile(filepath.Join(dir, recordFile), append(b, '\n'), 0o600)
 }
 
-// clone is a copy that shares nothing that is changed in place.
-func (r Record) clone() Record {
+// Clone is a copy that shares nothing that is changed in place.
+func (r Record) Clone() Record {
 	r.Disk = slices.Clone(r.Disk)
 	return r
 }
 
-// resumed is the phase that follows a pause.
-func (r Record) resumed() Phase {
+// Resumed is the phase that follows a pause.
+func (r Record) Resumed() Phase {
 	if r.ReadyUnixNano == 0 {
 		return Booting
 	}
 	return Running
 }
 
-func (p Phase) proto() monitorv1.Phase {
+// Proto is the phase in the API.
+func (p Phase) Proto() monitorv1.Phase {
 	switch p {
 	case Booting:
 		return monitorv1.Phase_PHASE_BOOTING
@@ -125,9 +127,18 @@ func (p Phase) proto() monitorv1.Phase {
 	return monitorv1.Phase_PHASE_UNSPECIFIED
 }
 
-func (e *Exit) proto() *monitorv1.Exit {
+// Proto is the end in the API; nil stays nil.
+func (e *Exit) Proto() *monitorv1.Exit {
 	if e == nil {
 		return nil
 	}
 	return &monitorv1.Exit{Reason: string(e.Reason), Clean: e.Clean, Message: e.Message}
+}
+
+// Why is the reason of the end, for people.
+func (e *Exit) Why() string {
+	if e == nil {
+		return "never launched"
+	}
+	return string(e.Reason)
 }

@@ -24,7 +24,8 @@ type StartConfig struct {
 	Dir string
 	// Config, not nil, is written to Dir first; a successor needs none.
 	Config *Config
-	// Executable and Args are the hidden verb that ends in Run.
+	// Executable and Args are the hidden verb that ends in
+	// process.Run.
 	Executable string
 	Args       []string
 	// Env is the monitor's environment; nil is ours.
@@ -128,7 +129,7 @@ func lastWord(dir string) error {
 	case err == nil && rec.Failure != nil:
 		return rec.Failure.Err()
 	case err == nil && rec.Phase == Exited:
-		return errdefs.New(errdefs.WrongState, "machine %s: its run %s has ended (%s); start it", rec.MachineID, rec.RunID, rec.Exit.reason())
+		return errdefs.New(errdefs.WrongState, "machine %s: its run %s has ended (%s); start it", rec.MachineID, rec.RunID, rec.Exit.Why())
 	case err != nil && !errdefs.Is(err, errdefs.NotFound):
 		return err
 	}

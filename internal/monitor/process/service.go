@@ -1,6 +1,6 @@
 //go:build linux
 
-package monitor
+package process
 
 import (
 	"context"
@@ -12,30 +12,31 @@ import (
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // service answers MonitorService.
-type service struct{ m *monitor }
+type service struct{ m *supervisor }
 
 // status is what the monitor knows now.
-func (m *monitor) status() *monitorv1.StatusResponse {
+func (m *supervisor) status() *monitorv1.StatusResponse {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	st := &monitorv1.StatusResponse{
-		Protocol:      ProtocolVersion,
+		Protocol:      monitor.ProtocolVersion,
 		MachineId:     m.rec.MachineID,
 		RunId:         m.rec.RunID,
-		Phase:         m.rec.Phase.proto(),
+		Phase:         m.rec.Phase.Proto(),
 		MonitorPid:    int64(os.Getpid()),
 		Build:         m.Build,
 		Ready:         m.link != nil,
-		Exit:          m.rec.Exit.proto(),
+		Exit:          m.rec.Exit.Proto(),
 		ReadyUnixNano: m.rec.ReadyUnixNano,
 		Accelerator:   m.cfg.Run.Accelerator,
 		QemuVersion:   m.HypervisorVersion,
 		Trouble:       m.trouble,
-		Disk:          layerIDs(m.rec.Disk),
+		Disk:          monitor.LayerIDs(m.rec.Disk),
 	}
 	if m.rec.Process != nil {
 		st.QemuPid = int64(m.rec.Process.PID)
@@ -46,7 +47,7 @@ func (m *monitor) status() *monitorv1.StatusResponse {
 // watch calls f with the status now and after each change, until f says that
 // it has enough, the run has ended, or ctx has. Changes that follow each other
 // faster than f returns may be told as one; the last one never is left out.
-func (m *monitor) watch(ctx context.Context, f func(*monitorv1.StatusResponse) (enough bool, err error)) error {
+func (m *supervisor) watch(ctx context.Context, f func(*monitorv1.StatusResponse) (enough bool, err error)) error {
 	for {
 		m.mu.Lock()
 		changed := m.changed
@@ -64,13 +65,13 @@ func (m *monitor) watch(ctx context.Context, f func(*monitorv1.StatusResponse) (
 	}
 }
 
-func (m *monitor) paused() bool {
+func (m *supervisor) paused() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.rec.Phase == UserPaused
+	return m.rec.Phase == monitor.UserPaused
 }
 
-func (m *monitor) awaitUnpaused(ctx context.Context) error {
+func (m *supervisor) awaitUnpaused(ctx context.Context) error {
 	return m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
 		return st.GetPhase() != monitorv1.Phase_PHASE_USER_PAUSED, nil
 	})
@@ -92,7 +93,7 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 		if s.m.paused() {
 			return run.Pause(ctx)
 		}
-		if err := s.m.record(func(r *Record) { r.Phase = UserPaused }); err != nil {
+		if err := s.m.record(func(r *monitor.Record) { r.Phase = monitor.UserPaused }); err != nil {
 			return err
 		}
 		err := run.Pause(ctx)
@@ -103,7 +104,7 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 		if err := run.Resume(ctx); err != nil {
 			return errdefs.New(errdefs.OutcomeUnknown, "pause machine %s: %w; it may be running or paused: resume it", s.m.cfg.Run.MachineID, err)
 		}
-		if back := s.m.record(func(r *Record) { r.Phase = r.resumed() }); back != nil {
+		if back := s.m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); back != nil {
 			return back
 		}
 		return err
@@ -116,7 +117,7 @@ func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.Resume
 	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
 		was := s.m.paused()
 		if was {
-			if err := s.m.record(func(r *Record) { r.Phase = r.resumed() }); err != nil {
+			if err := s.m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); err != nil {
 				return err
 			}
 		}
@@ -124,7 +125,7 @@ func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.Resume
 		if err == nil || !was || hasEnded(run) {
 			return err
 		}
-		if back := s.m.record(func(r *Record) { r.Phase = UserPaused }); back != nil {
+		if back := s.m.record(func(r *monitor.Record) { r.Phase = monitor.UserPaused }); back != nil {
 			return back
 		}
 		return err
@@ -140,9 +141,9 @@ func (s service) SwitchDisk(ctx context.Context, req *connect.Request[monitorv1.
 	return connect.NewResponse(&monitorv1.SwitchDiskResponse{}), wire.Encode(err)
 }
 
-func (m *monitor) switchDisk(ctx context.Context, run machine.Run, top machine.Layer) error {
+func (m *supervisor) switchDisk(ctx context.Context, run machine.Run, top machine.Layer) error {
 	m.mu.Lock()
-	old := m.rec.clone()
+	old := m.rec.Clone()
 	m.mu.Unlock()
 	last := old.Disk[len(old.Disk)-1]
 	switch {
@@ -152,11 +153,11 @@ func (m *monitor) switchDisk(ctx context.Context, run machine.Run, top machine.L
 		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of machine %s to layer %s: a switch to layer %s is not completed; repeat that one first", old.MachineID, top.ID, last.ID)
 	case last != top && slices.ContainsFunc(old.Disk, func(l machine.Layer) bool { return l.ID == top.ID || l.Path == top.Path }):
 		return errdefs.New(errdefs.Invalid, "switch disk of machine %s: layer %s is below its top already", old.MachineID, top.ID)
-	case old.Phase != UserPaused:
+	case old.Phase != monitor.UserPaused:
 		return errdefs.New(errdefs.WrongState, "switch disk of machine %s: it is %s; pause it first", old.MachineID, old.Phase)
 	}
 	if last != top {
-		err := m.record(func(r *Record) { r.Disk, r.Switching = append(r.Disk, top), true })
+		err := m.record(func(r *monitor.Record) { r.Disk, r.Switching = append(r.Disk, top), true })
 		if err != nil {
 			return err
 		}
@@ -165,12 +166,12 @@ func (m *monitor) switchDisk(ctx context.Context, run machine.Run, top machine.L
 		if old.Switching || hasEnded(run) || ctx.Err() != nil {
 			return err // unknown: the longer chain stays, which is harmless
 		}
-		if back := m.record(func(r *Record) { r.Disk, r.Switching = old.Disk, false }); back != nil {
+		if back := m.record(func(r *monitor.Record) { r.Disk, r.Switching = old.Disk, false }); back != nil {
 			return back
 		}
 		return err
 	}
-	return m.record(func(r *Record) { r.Switching = false })
+	return m.record(func(r *monitor.Record) { r.Switching = false })
 }
 
 // Kill ends the run as a power cut would.
@@ -193,7 +194,7 @@ func (s service) Kill(ctx context.Context, _ *connect.Request[monitorv1.KillRequ
 }
 
 // awaitExit waits until the end of the run is recorded.
-func (m *monitor) awaitExit(ctx context.Context, runID string) (st *monitorv1.StatusResponse, err error) {
+func (m *supervisor) awaitExit(ctx context.Context, runID string) (st *monitorv1.StatusResponse, err error) {
 	err = m.watch(ctx, func(now *monitorv1.StatusResponse) (bool, error) {
 		st = now
 		if now.GetRunId() != runID {

@@ -1,6 +1,4 @@
-//go:build linux
-
-package monitor
+package relay
 
 import (
 	"context"
@@ -8,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"sync"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -34,7 +31,8 @@ const (
 	maxFrame         = 1 << 20
 )
 
-func serverHTTP2() *http.HTTP2Config {
+// ServerHTTP2 is how the monitor's socket is tuned.
+func ServerHTTP2() *http.HTTP2Config {
 	return &http.HTTP2Config{
 		MaxConcurrentStreams:          maxStreams,
 		MaxReceiveBufferPerStream:     daemonStreamSize,
@@ -43,17 +41,16 @@ func serverHTTP2() *http.HTTP2Config {
 	}
 }
 
+// ClientHTTP2 is how a client of the monitor's socket is tuned.
+func ClientHTTP2() *http.HTTP2Config { return linkHTTP2() }
+
 func linkHTTP2() *http.HTTP2Config {
 	return &http.HTTP2Config{MaxReceiveBufferPerStream: guestStreamSize, MaxReadFrameSize: maxFrame}
 }
 
-// plain makes a client not ask for compressed answers: bytes are cheaper here
+// Plain makes a client not ask for compressed answers: bytes are cheaper here
 // than the guest's time.
-func plain() connect.ClientOption { return connect.WithAcceptCompression("gzip", nil, nil) }
-
-// relinkPatience is how long a request waits for a link that broke or that a
-// successor is just making: a handshake takes 5 to 81 ms.
-const relinkPatience = 5 * time.Second
+func Plain() connect.ClientOption { return connect.WithAcceptCompression("gzip", nil, nil) }
 
 // copySize is how much of an answer is moved at once, in bytes: that of the
 // largest message the guest agent sends.
@@ -61,21 +58,23 @@ const copySize = 256 << 10
 
 // proxy forwards requests for AgentService to the guest.
 type proxy struct {
-	m       *monitor
+	find    func(context.Context) (*Conversation, error)
 	errors  *connect.ErrorWriter
 	buffers sync.Pool
 }
 
-func newProxy(m *monitor) *proxy {
+// NewProxy forwards each request through the conversation that find gives for
+// it. An error of find is the answer.
+func NewProxy(find func(context.Context) (*Conversation, error)) http.Handler {
 	return &proxy{
-		m:       m,
+		find:    find,
 		errors:  connect.NewErrorWriter(),
 		buffers: sync.Pool{New: func() any { return new([copySize]byte) }},
 	}
 }
 
 func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	conv, err := p.m.conversation(r.Context())
+	conv, err := p.find(r.Context())
 	if err != nil {
 		p.refuse(w, r, err)
 		return
@@ -142,48 +141,4 @@ func (p *proxy) refuse(w http.ResponseWriter, r *http.Request, why error) {
 		return
 	}
 	_ = p.errors.Write(w, r, err) // the caller is gone
-}
-
-// conversation is the one to send a request through. A guest that has been
-// ready before is waited for a moment; the errors are of kind WRONG_STATE and
-// say why there is none.
-func (m *monitor) conversation(ctx context.Context) (*conversation, error) {
-	patience := time.NewTimer(relinkPatience)
-	defer patience.Stop()
-	for {
-		m.mu.Lock()
-		conv, rec, trouble, changed := m.link, m.rec, m.trouble, m.changed
-		m.mu.Unlock()
-		if conv != nil && rec.Phase != UserPaused {
-			return conv, nil
-		}
-		if err := unreachable(rec, trouble); err != nil {
-			return nil, err
-		}
-		select {
-		case <-changed:
-		case <-patience.C:
-			if trouble == "" {
-				trouble = "the guest agent does not answer"
-			}
-			return nil, errdefs.New(errdefs.WrongState, "machine %s: %s; try again or look at its console with holdpoint logs", rec.MachineID, trouble)
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-// unreachable says why no link is to be expected soon; nil if one is.
-func unreachable(rec Record, trouble string) error {
-	switch {
-	case rec.Phase == Exited:
-		return errdefs.New(errdefs.WrongState, "machine %s: its run has ended; start it first", rec.MachineID)
-	case rec.Phase == UserPaused:
-		return errdefs.New(errdefs.WrongState, "machine %s is paused; resume it first", rec.MachineID)
-	case rec.ReadyUnixNano == 0 && trouble != "":
-		return errdefs.New(errdefs.WrongState, "machine %s: its guest is not ready: %s", rec.MachineID, trouble)
-	case rec.ReadyUnixNano == 0:
-		return errdefs.New(errdefs.WrongState, "machine %s: its guest is still booting; try again once it is ready", rec.MachineID)
-	}
-	return nil
 }

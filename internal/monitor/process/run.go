@@ -1,26 +1,33 @@
 //go:build linux
 
-package monitor
+// Package process is the body of a monitor process: the parent of one
+// machine's QEMU. It launches or adopts the run, keeps the conversation with the
+// guest agent, answers on the monitor's socket, begins a new run when the guest
+// reboots, and writes the run record before each change of phase. It decides
+// nothing about the machine: it does what its socket is told.
+package process
 
 import (
 	"context"
 	"errors"
 	"log/slog"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
 
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
 
-// RunConfig is what the monitor process is given besides the files in its folder.
-type RunConfig struct {
+// Config is what the monitor process is given besides the files in its folder.
+type Config struct {
 	// Dir is the run's folder, with config.json in it.
 	Dir        string
 	Hypervisor machine.Hypervisor
@@ -39,7 +46,7 @@ type RunConfig struct {
 // machine runs on and a successor can adopt it. Without a record in the folder
 // it launches the run, with one it is the successor and adopts it. A second
 // monitor of one folder gets CONFLICT and touches nothing.
-func Run(ctx context.Context, cfg RunConfig) error {
+func Run(ctx context.Context, cfg Config) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
@@ -47,7 +54,7 @@ func Run(ctx context.Context, cfg RunConfig) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	lock, err := takeLock(cfg.Dir)
+	lock, err := monitor.TakeLock(cfg.Dir)
 	if err != nil {
 		return err
 	}
@@ -68,24 +75,24 @@ func tune() {
 	debug.SetMemoryLimit(64 << 20)
 }
 
-// monitor is the state of the process. Its life: open reads the files; begin
+// supervisor is the state of the process. Its life: open reads the files; begin
 // launches or adopts a run; serve answers callers; live waits for the run's
 // end, begins the next one after a reboot, and finishes.
-type monitor struct {
-	RunConfig
-	cfg   Config
-	guest guestLink
+type supervisor struct {
+	Config
+	cfg   monitor.Config
+	guest relay.Guest
 
 	// turn is held by whoever changes the run: one change at a time.
 	turn chan struct{}
 
 	// mu guards the rest.
 	mu  sync.Mutex
-	rec Record
+	rec monitor.Record
 	// run is nil while there is none: before begin, and during a reboot.
 	run machine.Run
 	// link is the conversation with the guest agent, nil while there is none.
-	link *conversation
+	link *relay.Conversation
 	// trouble is why there is none, for people.
 	trouble string
 	// killed says that the run's end was ordered: a reboot does not follow.
@@ -99,43 +106,39 @@ type monitor struct {
 	changed chan struct{}
 }
 
-func open(cfg RunConfig) (*monitor, error) {
-	file, err := ReadConfig(cfg.Dir)
+func open(cfg Config) (*supervisor, error) {
+	file, err := monitor.ReadConfig(cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
 	if file.Run.Dir != cfg.Dir {
 		return nil, errdefs.New(errdefs.Invalid, "run %s: its config names folder %q, not %q", file.Run.RunID, file.Run.Dir, cfg.Dir)
 	}
-	m := &monitor{RunConfig: cfg, cfg: file, turn: make(chan struct{}, 1), changed: make(chan struct{})}
-	m.guest = guestLink{told: file.Guest, log: cfg.Log}
-	if m.guest.magic, err = parseMagic(file.Run.Cmdline); err != nil {
+	m := &supervisor{Config: cfg, cfg: file, turn: make(chan struct{}, 1), changed: make(chan struct{})}
+	m.guest.Told = &agentv1.ConfigureRequest{
+		Hostname: file.Guest.Hostname, MachineId: file.Guest.MachineID,
+		OnBoot: file.Guest.OnBoot, Tmpfs: file.Guest.Tmpfs,
+	}
+	if m.guest.Magic, err = parseMagic(file.Run.Cmdline); err != nil {
 		return nil, err
 	}
 	if err := m.Files.RemoveTemps(cfg.Dir); err != nil {
 		return nil, err
 	}
-	m.rec, err = ReadRecord(cfg.Dir)
+	m.rec, err = monitor.ReadRecord(cfg.Dir)
 	switch {
 	case errdefs.Is(err, errdefs.NotFound):
-		m.rec = Record{MachineID: file.Run.MachineID, RunID: file.Run.RunID, Disk: file.Run.Disk}
+		m.rec = monitor.Record{MachineID: file.Run.MachineID, RunID: file.Run.RunID, Disk: file.Run.Disk}
 	case err != nil:
 		return nil, err
-	case m.rec.Phase == Exited:
-		return nil, errdefs.New(errdefs.WrongState, "run %s has ended (%s); start a new one", m.rec.RunID, m.rec.Exit.reason())
+	case m.rec.Phase == monitor.Exited:
+		return nil, errdefs.New(errdefs.WrongState, "run %s has ended (%s); start a new one", m.rec.RunID, m.rec.Exit.Why())
 	}
 	return m, nil
 }
 
-func (e *Exit) reason() string {
-	if e == nil {
-		return "never launched"
-	}
-	return string(e.Reason)
-}
-
 // live is the whole life of the process after open.
-func (m *monitor) live(ctx context.Context) error {
+func (m *supervisor) live(ctx context.Context) error {
 	run, err := m.begin(ctx)
 	if err != nil {
 		return m.failed(ctx, err)
@@ -143,7 +146,7 @@ func (m *monitor) live(ctx context.Context) error {
 	if run == nil {
 		return nil // a successor of a run that is over: the record says so
 	}
-	srv, err := m.listen(filepath.Join(m.cfg.Run.SocketDir, socketFile))
+	srv, err := m.listen(m.cfg.Socket())
 	if err != nil {
 		return errors.Join(err, run.Close())
 	}
@@ -153,7 +156,7 @@ func (m *monitor) live(ctx context.Context) error {
 }
 
 // wait follows the run, and those that follow it after reboots, to the end.
-func (m *monitor) wait(ctx context.Context, run machine.Run) error {
+func (m *supervisor) wait(ctx context.Context, run machine.Run) error {
 	for {
 		ended := m.follow(ctx, run)
 		if !ended {
@@ -173,7 +176,7 @@ func (m *monitor) wait(ctx context.Context, run machine.Run) error {
 }
 
 // follow keeps the agent link of the run until it has ended, or ctx has.
-func (m *monitor) follow(ctx context.Context, run machine.Run) (ended bool) {
+func (m *supervisor) follow(ctx context.Context, run machine.Run) (ended bool) {
 	linkCtx, cancel := context.WithCancel(ctx)
 	kept := make(chan struct{})
 	go func() {
@@ -196,7 +199,7 @@ func (m *monitor) follow(ctx context.Context, run machine.Run) (ended bool) {
 
 // hearOut waits for what the guest said before its end: the answer to Shutdown
 // may still be in the link's buffers. The end of the link ends the wait.
-func (m *monitor) hearOut() {
+func (m *supervisor) hearOut() {
 	m.mu.Lock()
 	asking := m.asking
 	m.mu.Unlock()
@@ -212,7 +215,7 @@ func (m *monitor) hearOut() {
 }
 
 // leave lets go of a run that goes on, when no change of it is under way.
-func (m *monitor) leave(run machine.Run) error {
+func (m *supervisor) leave(run machine.Run) error {
 	m.turn <- struct{}{} // bounded: each change has its own deadline
 	defer func() { <-m.turn }()
 	m.Log.Info("leaving the run to a successor", "run", m.status().GetRunId())
@@ -220,7 +223,7 @@ func (m *monitor) leave(run machine.Run) error {
 }
 
 // after decides what follows a run's end: nil for nothing.
-func (m *monitor) after(ctx context.Context, exit machine.Exit) (machine.Run, error) {
+func (m *supervisor) after(ctx context.Context, exit machine.Exit) (machine.Run, error) {
 	m.turn <- struct{}{} // bounded: each change has its own deadline
 	defer func() { <-m.turn }()
 	m.mu.Lock()
@@ -239,10 +242,10 @@ func (m *monitor) after(ctx context.Context, exit machine.Exit) (machine.Run, er
 
 // finish records the run's end. The record is the truth that outlives us; when
 // it cannot be written, a successor finds the process gone and says crashed.
-func (m *monitor) finish(exit machine.Exit) {
-	err := m.record(func(r *Record) {
-		r.Phase = Exited
-		r.Exit = &Exit{Exit: exit, Clean: r.SaidClean && exit.Reason == machine.GuestShutdown}
+func (m *supervisor) finish(exit machine.Exit) {
+	err := m.record(func(r *monitor.Record) {
+		r.Phase = monitor.Exited
+		r.Exit = &monitor.Exit{Exit: exit, Clean: r.SaidClean && exit.Reason == machine.GuestShutdown}
 	})
 	if err != nil {
 		m.Log.Error("the end of the run is not recorded", "error", err)
@@ -252,26 +255,26 @@ func (m *monitor) finish(exit machine.Exit) {
 // failed records why there is no run, so that the starter can tell its kind. A
 // launch that was interrupted is no failure, and a process that was recorded
 // and could not be adopted may live: a successor tries again.
-func (m *monitor) failed(ctx context.Context, err error) error {
+func (m *supervisor) failed(ctx context.Context, err error) error {
 	if ctx.Err() != nil || m.rec.Process != nil {
 		return err
 	}
-	recErr := m.record(func(r *Record) {
-		r.Phase = Exited
-		r.Failure = &Failure{Kind: errdefs.KindOf(err), Message: err.Error()}
-		r.Exit = &Exit{Exit: machine.Exit{Reason: machine.Crashed, Message: err.Error()}}
+	recErr := m.record(func(r *monitor.Record) {
+		r.Phase = monitor.Exited
+		r.Failure = &monitor.Failure{Kind: errdefs.KindOf(err), Message: err.Error()}
+		r.Exit = &monitor.Exit{Exit: machine.Exit{Reason: machine.Crashed, Message: err.Error()}}
 	})
 	return errors.Join(err, recErr)
 }
 
 // record makes a change durable, and then visible.
-func (m *monitor) record(change func(*Record)) error {
+func (m *supervisor) record(change func(*monitor.Record)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	rec := m.rec.clone()
+	rec := m.rec.Clone()
 	change(&rec)
-	err := writeRecord(m.Files, m.Dir, rec)
-	if err != nil && rec.Phase != Exited {
+	err := monitor.WriteRecord(m.Files, m.Dir, rec)
+	if err != nil && rec.Phase != monitor.Exited {
 		return err
 	}
 	m.rec = rec
@@ -280,7 +283,7 @@ func (m *monitor) record(change func(*Record)) error {
 }
 
 // update makes a change that is not recorded visible.
-func (m *monitor) update(change func()) {
+func (m *supervisor) update(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change()
@@ -288,7 +291,7 @@ func (m *monitor) update(change func()) {
 }
 
 // notify wakes all who watch. The caller holds mu.
-func (m *monitor) notify() {
+func (m *supervisor) notify() {
 	close(m.changed)
 	m.changed = make(chan struct{})
 }
@@ -299,7 +302,7 @@ const changeTimeout = 30 * time.Second
 
 // change runs f on the run, alone, once it is its turn. f is not ended by the
 // caller's going away, which would leave the change half made.
-func (m *monitor) change(ctx context.Context, f func(ctx context.Context, run machine.Run) error) error {
+func (m *supervisor) change(ctx context.Context, f func(ctx context.Context, run machine.Run) error) error {
 	select {
 	case m.turn <- struct{}{}:
 	case <-ctx.Done():

@@ -1,6 +1,6 @@
 //go:build linux
 
-package monitor
+package process
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -36,7 +38,7 @@ func (s service) Shutdown(ctx context.Context, req *connect.Request[monitorv1.Sh
 	return connect.NewResponse(&monitorv1.ShutdownResponse{Exit: exit}), nil
 }
 
-func (m *monitor) shutdown(ctx context.Context, timeout time.Duration) (*monitorv1.Exit, error) {
+func (m *supervisor) shutdown(ctx context.Context, timeout time.Duration) (*monitorv1.Exit, error) {
 	m.mu.Lock()
 	busy, rec := m.shutting, m.rec
 	m.shutting = true
@@ -63,18 +65,18 @@ func (m *monitor) shutdown(ctx context.Context, timeout time.Duration) (*monitor
 // ask tells the guest agent to shut down and records its word that the file
 // systems are clean. An error means that the guest goes on. An answer that is
 // lost is none: the guest may be off already, but not provably clean.
-func (m *monitor) ask(ctx context.Context, conv *conversation, runID string, grace time.Duration) error {
+func (m *supervisor) ask(ctx context.Context, conv *relay.Conversation, runID string, grace time.Duration) error {
 	asking := make(chan struct{})
 	m.mu.Lock()
 	m.asking = asking
 	m.mu.Unlock()
 	defer close(asking)
-	_, err := conv.agent.Shutdown(ctx, connect.NewRequest(&agentv1.ShutdownRequest{GraceMillis: grace.Milliseconds()}))
+	_, err := conv.Agent().Shutdown(ctx, connect.NewRequest(&agentv1.ShutdownRequest{GraceMillis: grace.Milliseconds()}))
 	if err != nil && connect.IsWireError(err) {
 		return wire.Decode(err)
 	}
 	if err == nil {
-		err = m.record(func(r *Record) { r.SaidClean = r.RunID == runID })
+		err = m.record(func(r *monitor.Record) { r.SaidClean = r.RunID == runID })
 	}
 	if err != nil {
 		m.Log.Warn("the guest's word that its file systems are clean is missing", "run", runID, "error", err)

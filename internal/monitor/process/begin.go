@@ -1,6 +1,6 @@
 //go:build linux
 
-package monitor
+package process
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 )
 
 // launchTimeout bounds the start or adoption of the hypervisor's process. It
@@ -19,7 +20,7 @@ const launchTimeout = 60 * time.Second
 
 // begin launches or adopts the run and lets it go, unless a user has paused
 // it. It gives nil when the run has ended without a monitor.
-func (m *monitor) begin(ctx context.Context) (machine.Run, error) {
+func (m *supervisor) begin(ctx context.Context) (machine.Run, error) {
 	if m.rec.Phase == "" {
 		return m.launch(ctx)
 	}
@@ -36,9 +37,9 @@ func (m *monitor) begin(ctx context.Context) (machine.Run, error) {
 
 // launch begins the run of the record: first the intent, then the process,
 // then its identity, then its first instruction.
-func (m *monitor) launch(ctx context.Context) (machine.Run, error) {
-	err := m.record(func(r *Record) {
-		r.Phase, r.Process, r.Switching, r.SaidClean, r.ReadyUnixNano = Booting, nil, false, false, 0
+func (m *supervisor) launch(ctx context.Context) (machine.Run, error) {
+	err := m.record(func(r *monitor.Record) {
+		r.Phase, r.Process, r.Switching, r.SaidClean, r.ReadyUnixNano = monitor.Booting, nil, false, false, 0
 	})
 	if err != nil {
 		return nil, err
@@ -56,7 +57,7 @@ func (m *monitor) launch(ctx context.Context) (machine.Run, error) {
 	m.mu.Lock()
 	m.run = run
 	m.mu.Unlock()
-	err = m.record(func(r *Record) { r.Process = &p })
+	err = m.record(func(r *monitor.Record) { r.Process = &p })
 	if err == nil {
 		err = run.Resume(ctx)
 	}
@@ -69,7 +70,7 @@ func (m *monitor) launch(ctx context.Context) (machine.Run, error) {
 
 // discard ends a run that could not be begun in full. Process stays nil in the
 // record only if nothing is left of it.
-func (m *monitor) discard(ctx context.Context, run machine.Run) error {
+func (m *supervisor) discard(ctx context.Context, run machine.Run) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
 	err := run.Kill(ctx)
@@ -86,7 +87,7 @@ func (m *monitor) discard(ctx context.Context, run machine.Run) error {
 
 // adopt takes over the process of the record and completes the step that our
 // predecessor may have left half done.
-func (m *monitor) adopt(ctx context.Context) (machine.Run, error) {
+func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
 	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
 	run, err := m.Hypervisor.Adopt(ctx, m.runConfig(), *m.rec.Process)
@@ -109,8 +110,8 @@ func (m *monitor) adopt(ctx context.Context) (machine.Run, error) {
 
 // settle makes an adopted machine what its record says: paused if a user
 // paused it, running in every other phase.
-func (m *monitor) settle(ctx context.Context, run machine.Run) error {
-	if m.rec.Phase == UserPaused {
+func (m *supervisor) settle(ctx context.Context, run machine.Run) error {
+	if m.rec.Phase == monitor.UserPaused {
 		if err := run.Pause(ctx); err != nil {
 			return err
 		}
@@ -119,16 +120,16 @@ func (m *monitor) settle(ctx context.Context, run machine.Run) error {
 	if err := run.Resume(ctx); err != nil {
 		return err
 	}
-	if m.rec.Phase != Window {
+	if m.rec.Phase != monitor.Window {
 		return nil
 	}
-	return m.record(func(r *Record) { r.Phase = r.resumed() })
+	return m.record(func(r *monitor.Record) { r.Phase = r.Resumed() })
 }
 
 // settleDisk completes a switch of the disk that our predecessor recorded. If
 // it cannot be told, the chain stays recorded as it is: the last layer is
 // empty then, and booting from it is harmless.
-func (m *monitor) settleDisk(ctx context.Context, run machine.Run) error {
+func (m *supervisor) settleDisk(ctx context.Context, run machine.Run) error {
 	if !m.rec.Switching {
 		return nil
 	}
@@ -137,7 +138,7 @@ func (m *monitor) settleDisk(ctx context.Context, run machine.Run) error {
 		m.Log.Warn("the disk switch that was under way is not completed", "layer", top.ID, "error", err)
 		return nil
 	}
-	return m.record(func(r *Record) { r.Switching = false })
+	return m.record(func(r *monitor.Record) { r.Switching = false })
 }
 
 // hasEnded reports whether the exit of the run is proven.
@@ -151,7 +152,7 @@ func hasEnded(run machine.Run) bool {
 }
 
 // reboot begins a new run of the same machine, with the chain as it is now.
-func (m *monitor) reboot(ctx context.Context) (machine.Run, error) {
+func (m *supervisor) reboot(ctx context.Context) (machine.Run, error) {
 	m.mu.Lock()
 	m.rec.RunID = durable.NewID()
 	m.mu.Unlock()
@@ -159,11 +160,11 @@ func (m *monitor) reboot(ctx context.Context) (machine.Run, error) {
 }
 
 // runConfig is the config of the run that the record is about.
-func (m *monitor) runConfig() machine.RunConfig {
+func (m *supervisor) runConfig() machine.RunConfig {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	cfg := m.cfg.Run
 	cfg.RunID = m.rec.RunID
-	cfg.Disk = m.rec.clone().Disk
+	cfg.Disk = m.rec.Clone().Disk
 	return cfg
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package monitor
+package process
 
 import (
 	"context"
@@ -14,11 +14,12 @@ import (
 
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
 	"github.com/holdpoint/holdpoint/api/monitor/v1/monitorv1connect"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
 
 // server answers on the monitor's socket. Its life: listen; close.
 type server struct {
-	m      *monitor
+	m      *supervisor
 	http   *http.Server
 	path   string
 	served chan struct{}
@@ -29,7 +30,7 @@ type server struct {
 
 // listen begins to answer on the unix socket at path. A socket file of a dead
 // predecessor is replaced, and whoever sees the name can connect.
-func (m *monitor) listen(path string) (*server, error) {
+func (m *supervisor) listen(path string) (*server, error) {
 	tmp := path + ".new"
 	if err := os.Remove(tmp); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("listen on %q: %w", path, err)
@@ -60,14 +61,14 @@ func (s *server) handler() *http.Server {
 		defer s.calls.Done()
 		service.ServeHTTP(w, r)
 	})
-	mux.Handle("/"+agentv1connect.AgentServiceName+"/", newProxy(s.m))
+	mux.Handle("/"+agentv1connect.AgentServiceName+"/", relay.NewProxy(s.m.conversation))
 	var protocols http.Protocols
 	protocols.SetHTTP1(true) // for curl
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler:   mux,
 		Protocols: &protocols,
-		HTTP2:     serverHTTP2(),
+		HTTP2:     relay.ServerHTTP2(),
 		ErrorLog:  slog.NewLogLogger(s.m.Log.Handler(), slog.LevelWarn),
 	}
 }

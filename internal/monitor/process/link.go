@@ -1,0 +1,134 @@
+//go:build linux
+
+package process
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
+)
+
+// retryFirst and retryMost bound the pause after a failed attempt to converse
+// with the guest agent.
+const (
+	retryFirst = 50 * time.Millisecond
+	retryMost  = 2 * time.Second
+)
+
+// relinkPatience is how long a request waits for a link that broke or that a
+// successor is just making: a handshake takes 5 to 81 ms.
+const relinkPatience = 5 * time.Second
+
+// keepLink keeps a conversation with the guest agent of the run until ctx
+// ends: while a user has paused the guest a standing one is left alone, and
+// none is begun.
+func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
+	retry := retryFirst
+	for ctx.Err() == nil && m.awaitUnpaused(ctx) == nil {
+		began := time.Now()
+		conv, err := m.guest.Converse(ctx, run)
+		if err == nil {
+			err = m.ready(conv)
+		}
+		if err == nil {
+			err = conv.Attend(ctx, m.paused)
+		}
+		if conv != nil {
+			conv.Close()
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		m.Log.Info("no link to the guest agent", "why", err)
+		m.update(func() { m.link, m.trouble = nil, err.Error() })
+		if time.Since(began) > retryMost {
+			retry = retryFirst
+		}
+		select {
+		case <-time.After(retry): // a pause between attempts that fail at once
+		case <-ctx.Done():
+		}
+		retry = min(2*retry, retryMost)
+	}
+	m.update(func() { m.link = nil })
+}
+
+// ready makes the conversation the one that requests go through.
+func (m *supervisor) ready(conv *relay.Conversation) error {
+	m.mu.Lock()
+	first := m.rec.ReadyUnixNano == 0
+	m.mu.Unlock()
+	if first {
+		err := m.record(func(r *monitor.Record) {
+			r.ReadyUnixNano = time.Now().UnixNano()
+			if r.Phase == monitor.Booting {
+				r.Phase = monitor.Running
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	m.update(func() { m.link, m.trouble = conv, "" })
+	return nil
+}
+
+// conversation is the one to send a request through. A guest that has been
+// ready before is waited for a moment; the errors are of kind WRONG_STATE and
+// say why there is none.
+func (m *supervisor) conversation(ctx context.Context) (*relay.Conversation, error) {
+	patience := time.NewTimer(relinkPatience)
+	defer patience.Stop()
+	for {
+		m.mu.Lock()
+		conv, rec, trouble, changed := m.link, m.rec, m.trouble, m.changed
+		m.mu.Unlock()
+		if conv != nil && rec.Phase != monitor.UserPaused {
+			return conv, nil
+		}
+		if err := unreachable(rec, trouble); err != nil {
+			return nil, err
+		}
+		select {
+		case <-changed:
+		case <-patience.C:
+			if trouble == "" {
+				trouble = "the guest agent does not answer"
+			}
+			return nil, errdefs.New(errdefs.WrongState, "machine %s: %s; try again or look at its console with holdpoint logs", rec.MachineID, trouble)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// unreachable says why no link is to be expected soon; nil if one is.
+func unreachable(rec monitor.Record, trouble string) error {
+	switch {
+	case rec.Phase == monitor.Exited:
+		return errdefs.New(errdefs.WrongState, "machine %s: its run has ended; start it first", rec.MachineID)
+	case rec.Phase == monitor.UserPaused:
+		return errdefs.New(errdefs.WrongState, "machine %s is paused; resume it first", rec.MachineID)
+	case rec.ReadyUnixNano == 0 && trouble != "":
+		return errdefs.New(errdefs.WrongState, "machine %s: its guest is not ready: %s", rec.MachineID, trouble)
+	case rec.ReadyUnixNano == 0:
+		return errdefs.New(errdefs.WrongState, "machine %s: its guest is still booting; try again once it is ready", rec.MachineID)
+	}
+	return nil
+}
+
+// parseMagic finds the machine's magic in the guest's kernel command line.
+func parseMagic(cmdline string) (link.Magic, error) {
+	for word := range strings.FieldsSeq(cmdline) {
+		if digits, ok := strings.CutPrefix(word, "holdpoint.magic="); ok {
+			return link.ParseMagic(digits)
+		}
+	}
+	return link.Magic{}, errdefs.New(errdefs.Invalid, "kernel command line %q: holdpoint.magic=<32 hexadecimal digits> is missing", cmdline)
+}
