@@ -1,0 +1,184 @@
+// Package capture takes checkpoints: it seals what a machine's disk has become,
+// gives the machine a new top to write to, and publishes the record. When and
+// of what a checkpoint is taken, who may not act meanwhile, and how a machine
+// is stopped and booted is its caller's.
+package capture
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/machine"
+)
+
+// minFree is what must be free in the home before anything is stopped, in
+// bytes: an empty overlay and the catalog's log take about 1 MiB, the rest is
+// for what the guest writes before somebody reads a warning.
+const minFree = 64 << 20
+
+// Overlays makes the files that a guest writes to.
+type Overlays interface {
+	// Create makes an empty overlay of the virtual size at path, which does
+	// not exist, and syncs it. It names no backing file.
+	Create(ctx context.Context, path string, virtualBytes int64) error
+	// Seal makes the overlay at path read-only for good, synced, and returns
+	// what it takes on the host, in bytes. Sealing twice changes nothing.
+	Seal(ctx context.Context, path string) (storedBytes int64, err error)
+}
+
+// Config is what a Capturer works with.
+type Config struct {
+	Catalog  *catalog.Catalog
+	Files    *durable.FS
+	Home     *home.Home
+	Overlays Overlays
+}
+
+// Capturer takes checkpoints.
+type Capturer struct{ cfg Config }
+
+// New returns a Capturer.
+func New(cfg Config) *Capturer { return &Capturer{cfg: cfg} }
+
+// NewLayer makes an empty overlay at its final path, for nobody yet. The
+// caller records it, or removes it with RemoveFile.
+func (c *Capturer) NewLayer(ctx context.Context, machineID string, virtualBytes int64) (catalog.Layer, error) {
+	if err := c.CheckSpace(); err != nil {
+		return catalog.Layer{}, err
+	}
+	id := durable.NewID()
+	path := c.cfg.Home.Layer(id)
+	if err := c.cfg.Overlays.Create(ctx, path, virtualBytes); err != nil {
+		c.RemoveFile(path)
+		return catalog.Layer{}, fmt.Errorf("create overlay: %w", err)
+	}
+	relative, err := filepath.Rel(c.cfg.Home.Dir(), path)
+	if err != nil {
+		return catalog.Layer{}, fmt.Errorf("name overlay %s: %w", path, err)
+	}
+	return catalog.Layer{
+		ID: id, MachineID: machineID, Path: filepath.ToSlash(relative), Format: "qcow2",
+		VirtualBytes: virtualBytes, State: catalog.LayerCreated, CreatedAt: time.Now(),
+	}, nil
+}
+
+// CheckSpace refuses with NO_SPACE when the home has too little room left to
+// begin anything.
+func (c *Capturer) CheckSpace() error {
+	free, err := durable.FreeBytes(c.cfg.Home.Layers())
+	if err != nil {
+		return err
+	}
+	if free < minFree {
+		return errdefs.New(errdefs.NoSpace, "%s has %d MiB free, %d MiB are needed; free some space or remove checkpoints",
+			c.cfg.Home.Dir(), free>>20, int64(minFree)>>20)
+	}
+	return nil
+}
+
+// Path is where a layer is on the host.
+func (c *Capturer) Path(l catalog.Layer) string {
+	return filepath.Join(c.cfg.Home.Dir(), filepath.FromSlash(l.Path))
+}
+
+// RemoveFile removes the file of a layer that nothing has recorded. What
+// remains is found by the next sweep of unknown files.
+func (c *Capturer) RemoveFile(path string) {
+	_ = c.cfg.Files.Remove(path) // see above
+}
+
+// Prepare makes the next overlay and records it as the top of the machine's
+// chain, for the next run to write to; the present one goes on with its own.
+func (c *Capturer) Prepare(ctx context.Context, m catalog.Machine) (catalog.Layer, error) {
+	layer, err := c.NewLayer(ctx, m.ID, m.Spec.DiskBytes)
+	if err != nil {
+		return catalog.Layer{}, err
+	}
+	if err := c.cfg.Catalog.AddOverlay(ctx, m.ID, layer); err != nil {
+		c.RemoveFile(c.Path(layer))
+		return catalog.Layer{}, err
+	}
+	return layer, nil
+}
+
+// Discard takes back what Prepare did, as long as no run has begun with it.
+func (c *Capturer) Discard(ctx context.Context, machineID, layerID string) error {
+	chain, err := c.cfg.Catalog.Chain(ctx, machineID)
+	if err != nil {
+		return err
+	}
+	if len(chain) == 0 || chain[len(chain)-1].ID != layerID || chain[len(chain)-1].State != catalog.LayerCreated {
+		return nil
+	}
+	if err := c.cfg.Catalog.DropTop(ctx, machineID, layerID); err != nil {
+		return err
+	}
+	return c.Sweep(ctx)
+}
+
+// Sweep removes the layers nothing needs any more.
+func (c *Capturer) Sweep(ctx context.Context) error {
+	layers, err := c.cfg.Catalog.UnreferencedLayers(ctx)
+	if err != nil || len(layers) == 0 {
+		return err
+	}
+	ids := make([]string, len(layers))
+	for i, layer := range layers {
+		if err := c.cfg.Files.Remove(c.Path(layer)); err != nil {
+			return err
+		}
+		ids[i] = layer.ID
+	}
+	return c.cfg.Catalog.DeleteLayers(ctx, ids...)
+}
+
+// Publish seals what lies below the machine's top and publishes it as a
+// checkpoint; the top must have been prepared and never written to. Of ckpt
+// the caller fills in id, name, kind, consistency, message, routes and origin.
+func (c *Capturer) Publish(ctx context.Context, m catalog.Machine, ckpt checkpoint.Checkpoint) (checkpoint.Checkpoint, error) {
+	chain, err := c.cfg.Catalog.Chain(ctx, m.ID)
+	if err != nil {
+		return ckpt, err
+	}
+	if len(chain) < 2 {
+		return ckpt, errdefs.New(errdefs.Internal, "publish checkpoint of %s: its chain has %d layers, no top was prepared", m.Name, len(chain))
+	}
+	below := chain[:len(chain)-1]
+	var sealed []string
+	for _, layer := range below {
+		ckpt.Layers = append(ckpt.Layers, layer.ID)
+		if layer.State == catalog.LayerSealed {
+			continue
+		}
+		bytes, err := c.cfg.Overlays.Seal(ctx, c.Path(layer))
+		if err != nil {
+			return ckpt, fmt.Errorf("seal layer %s: %w", layer.ID, err)
+		}
+		sealed = append(sealed, layer.ID)
+		ckpt.DiskBytes += bytes
+	}
+	ckpt.MachineID, ckpt.Parent, ckpt.ImageBuildID, ckpt.CreatedAt = m.ID, m.Head, m.ImageBuildID, time.Now()
+	if ckpt.Spec, err = encodeSpec(m.Spec); err != nil {
+		return ckpt, err
+	}
+	if err := c.cfg.Catalog.PublishCheckpoint(ctx, ckpt, sealed); err != nil {
+		return ckpt, err
+	}
+	return ckpt, nil
+}
+
+func encodeSpec(spec machine.Spec) ([]byte, error) {
+	encoded, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode spec: %w", err)
+	}
+	return encoded, nil
+}

@@ -1,0 +1,188 @@
+//go:build linux
+
+// Package fleet keeps hold of the monitors of all machines: it begins runs,
+// adopts those an earlier daemon began, follows their status, and puts a
+// successor in the place of a monitor that died. It decides nothing about
+// machines and records nothing.
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/undo"
+)
+
+// keptRuns is how many ended runs of a machine keep their console and logs.
+const keptRuns = 5
+
+// Config is what a fleet needs.
+type Config struct {
+	Home  *home.Home
+	Files *durable.FS
+	// MonitorCommand is the hidden verb's program and first arguments; the
+	// run's folder is added.
+	MonitorCommand []string
+	Log            *slog.Logger
+	// Exited is called once for each run that was a machine's current one
+	// when it ended.
+	Exited func(machineID string, run *Run)
+}
+
+// Fleet is the monitors of all machines. Close lets go of them; they run on.
+type Fleet struct {
+	cfg    Config
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex
+	current map[string]*Run
+}
+
+// New returns an empty fleet.
+func New(cfg Config) *Fleet {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Fleet{cfg: cfg, ctx: ctx, cancel: cancel, current: map[string]*Run{}}
+}
+
+// Close lets go of all monitors and waits for what the fleet itself runs.
+func (f *Fleet) Close() {
+	f.cancel()
+	f.wg.Wait()
+}
+
+// Start begins a run in a folder of its own. It is not the machine's current
+// one until SetCurrent. On error nothing runs and no folder is left.
+func (f *Fleet) Start(ctx context.Context, cfg monitor.Config) (*Run, error) {
+	dir, sockets := cfg.Run.Dir, cfg.Run.SocketDir
+	var steps undo.Stack
+	defer steps.Run()
+	for _, folder := range []string{dir, sockets} {
+		if err := f.cfg.Files.MkdirAll(folder); err != nil {
+			return nil, fmt.Errorf("begin run of %s: %w", cfg.Run.MachineName, err)
+		}
+		steps.Add(func() { f.remove(folder) })
+	}
+	if err := monitor.WriteConfig(f.cfg.Files, dir, cfg); err != nil {
+		return nil, fmt.Errorf("begin run of %s: %w", cfg.Run.MachineName, err)
+	}
+	client, err := monitor.Start(ctx, f.startConfig(dir))
+	if err != nil {
+		return nil, err
+	}
+	steps.Release()
+	return f.follow(cfg.Run.MachineID, cfg.Run.RunID, dir, client), nil
+}
+
+// Adopt takes hold of the run in a folder that an earlier daemon made: its
+// living monitor, or a successor. NOT_FOUND means that no run began there.
+func (f *Fleet) Adopt(ctx context.Context, machineID, runID string) (*Run, error) {
+	dir := f.cfg.Home.Run(machineID, runID)
+	client, err := monitor.Ensure(ctx, f.startConfig(dir))
+	if err != nil {
+		return nil, err
+	}
+	return f.follow(machineID, runID, dir, client), nil
+}
+
+func (f *Fleet) startConfig(dir string) monitor.StartConfig {
+	return monitor.StartConfig{Dir: dir, Executable: f.cfg.MonitorCommand[0], Args: f.cfg.MonitorCommand[1:]}
+}
+
+// Current is the machine's run; nil when it has none.
+func (f *Fleet) Current(machineID string) *Run {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.current[machineID]
+}
+
+// SetCurrent makes run the machine's current one; nil: it has none. A run that
+// has ended meanwhile is told to Exited.
+func (f *Fleet) SetCurrent(machineID string, run *Run) {
+	f.mu.Lock()
+	if run == nil {
+		delete(f.current, machineID)
+	} else {
+		f.current[machineID] = run
+	}
+	f.mu.Unlock()
+	if run != nil && run.Ended() {
+		f.ended(run)
+	}
+}
+
+// ended tells of the end of a current run, once.
+func (f *Fleet) ended(run *Run) {
+	f.mu.Lock()
+	isCurrent := f.current[run.machineID] == run
+	if isCurrent {
+		delete(f.current, run.machineID)
+	}
+	f.mu.Unlock()
+	if isCurrent && f.cfg.Exited != nil {
+		f.cfg.Exited(run.machineID, run)
+	}
+}
+
+// Tidy removes what ended runs of a machine left, but for the consoles and
+// logs of the newest few. keep are the runs that still live.
+func (f *Fleet) Tidy(machineID string, keep ...string) {
+	runs := filepath.Join(f.cfg.Home.Machine(machineID), "runs")
+	entries, err := os.ReadDir(runs)
+	if err != nil {
+		return
+	}
+	var ended []os.FileInfo
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err == nil && !contains(keep, entry.Name()) {
+			ended = append(ended, info)
+		}
+	}
+	for i, info := range newestFirst(ended) {
+		dir := filepath.Join(runs, info.Name())
+		if alive, err := monitor.Alive(dir); err != nil || alive {
+			continue
+		}
+		f.remove(f.cfg.Home.RunSockets(info.Name()))
+		if i >= keptRuns {
+			f.remove(dir)
+		}
+	}
+}
+
+func (f *Fleet) remove(dir string) {
+	if err := f.cfg.Files.RemoveAll(dir); err != nil {
+		f.cfg.Log.Warn("remove run folder", "dir", dir, "error", err)
+	}
+}
+
+// successor is asked for when a monitor died. It tries until it has one, the
+// run's end is proven, or the fleet is closed.
+func (f *Fleet) successor(dir string) (*monitor.Client, error) {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
+		client, err := monitor.Ensure(f.ctx, f.startConfig(dir))
+		if err == nil {
+			return client, nil
+		}
+		if record, rerr := monitor.ReadRecord(dir); rerr == nil && record.Phase == monitor.Exited {
+			return nil, err
+		}
+		f.cfg.Log.Error("start successor of a monitor", "dir", dir, "error", err, "again_in", wait)
+		select {
+		case <-f.ctx.Done():
+			return nil, errors.Join(err, f.ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package restore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/durable"
+)
+
+// safety keeps what the restore discards, and leaves the source ended or
+// paused. It never refuses a broken guest: one that does not shut down in time
+// is caught as after a power cut, and one that cannot even be paused is ended.
+func (a *attempt) safety(ctx context.Context) (*checkpoint.Checkpoint, error) {
+	if a.NoSafety {
+		if err := a.Enter(ctx, PhaseSafety, "pausing the machine", a.detail); err != nil {
+			return nil, err
+		}
+		return nil, a.pauseOrKill(ctx)
+	}
+	a.detail.SafetyID = durable.NewID()
+	if err := a.Enter(ctx, PhaseSafety, "keeping the present state", a.detail); err != nil {
+		return nil, err
+	}
+	top, err := a.cfg.Capturer.Prepare(ctx, a.Machine)
+	if err != nil {
+		return nil, err
+	}
+	a.detail.Top = top.ID
+	consistency, err := a.still(ctx, top)
+	if err != nil {
+		return nil, err
+	}
+	ckpt, err := a.cfg.Capturer.Publish(ctx, a.Machine, checkpoint.Checkpoint{
+		ID: a.detail.SafetyID, Kind: checkpoint.Disk, Consistency: consistency, Automatic: true,
+		Message: "before restore to " + label(a.Target), Routes: a.Routes,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("keep the present state of %s: %w", a.Machine.Name, err)
+	}
+	return &ckpt, nil
+}
+
+// still brings the source to where its disk can be sealed, and says how
+// consistent that leaves it.
+func (a *attempt) still(ctx context.Context, top catalog.Layer) (checkpoint.Consistency, error) {
+	if a.Source == nil {
+		if a.WasClean {
+			return checkpoint.Stopped, nil
+		}
+		return checkpoint.Crash, nil
+	}
+	if !a.Paused {
+		clean, err := a.Source.Stop(context.WithoutCancel(ctx))
+		if err == nil {
+			a.sourceEnded = true
+			if clean {
+				return checkpoint.Stopped, nil
+			}
+			return checkpoint.Crash, nil
+		}
+		a.Note("the guest did not shut down (%v); the state before the restore is kept as after a power cut", err)
+	}
+	if err := a.pauseOrKill(ctx); err != nil {
+		return "", err
+	}
+	if a.sourceEnded {
+		return checkpoint.Crash, nil
+	}
+	// The new top counts from the moment it may be written to.
+	if err := a.cfg.Catalog.BeginRun(ctx, a.Machine.ID, a.detail.SourceRun); err != nil {
+		return "", err
+	}
+	a.switched = true
+	if err := a.Source.SwitchDisk(ctx, top); err != nil {
+		a.Note("the disk of the running guest could not be switched (%v); its run was ended", err)
+		return checkpoint.Crash, a.kill(ctx)
+	}
+	return checkpoint.Crash, nil
+}
+
+func (a *attempt) pauseOrKill(ctx context.Context) error {
+	if a.Source == nil || a.Paused {
+		return nil
+	}
+	if err := a.Source.Pause(ctx); err != nil {
+		a.Note("the machine could not be paused (%v); its run was ended", err)
+		return a.kill(ctx)
+	}
+	return nil
+}
+
+func (a *attempt) kill(ctx context.Context) error {
+	if err := a.Source.Kill(ctx); err != nil {
+		return fmt.Errorf("end the run of %s: %w", a.Machine.Name, err)
+	}
+	a.sourceEnded = true
+	return nil
+}
+
+func label(c checkpoint.Checkpoint) string {
+	if c.Name != "" {
+		return c.Name
+	}
+	return c.ID
+}
