@@ -90,6 +90,9 @@ func (c *openConn) Write(p []byte) (int, error) {
 func (c *openConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return nil // the next use may have begun
+	}
 	c.closed = true
 	return c.Conn.SetDeadline(time.Unix(1, 0))
 }
