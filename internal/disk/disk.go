@@ -111,12 +111,13 @@ func (d *Disk) fill(ctx context.Context, path string, size int64) error {
 }
 
 // Seal makes the overlay at path a layer: its content is durable and its mode
-// forbids writing. No process may write to it any more.
-func (d *Disk) Seal(path string) error {
+// forbids writing. No process may write to it any more. It returns how many
+// bytes the layer takes on the host.
+func (d *Disk) Seal(_ context.Context, path string) (storedBytes int64, err error) {
 	if err := d.fs.Chmod(path, 0o400); err != nil {
-		return fmt.Errorf("seal layer: %w", err)
+		return 0, fmt.Errorf("seal layer: %w", err)
 	}
-	return nil
+	return Allocated(path)
 }
 
 // VirtualSize is the size of the disk that l shows, in bytes.

@@ -74,7 +74,7 @@ func TestOverlayIsSyncedAndStandsAlone(t *testing.T) {
 	if err := d.Create(ctxOf(t), l.Path, 8<<30); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Seal(l.Path); err != nil {
+	if n, err := d.Seal(ctxOf(t), l.Path); err != nil || n <= 0 {
 		t.Fatal(err)
 	}
 	want := []string{"create one.qcow2", "sync one.qcow2", "syncdir " + filepath.Base(dir), "chmod one.qcow2"}
@@ -136,7 +136,7 @@ func TestChainShowsEachLayerAndGrows(t *testing.T) {
 		}
 		chain = append(chain, l)
 		qemuIO(t, chain, true, "write -P "+string('1'+rune(i))+" "+string('1'+rune(i))+"M 64k", "flush")
-		if err := d.Seal(l.Path); err != nil {
+		if n, err := d.Seal(ctxOf(t), l.Path); err != nil || n <= 0 {
 			t.Fatal(err)
 		}
 	}
