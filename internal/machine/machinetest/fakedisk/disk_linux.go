@@ -90,7 +90,7 @@ func readLayer(path string, bottom bool) (payloads [][]byte, end int64, err erro
 			return payloads, end, nil
 		}
 		n := binary.BigEndian.Uint32(prefix[:])
-		if n > maxRecord {
+		if n == 0 || n > maxRecord { // zeros follow in an image made longer
 			return payloads, end, nil
 		}
 		payload := make([]byte, n)

@@ -1,0 +1,148 @@
+package script_test
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	_ "modernc.org/sqlite" // the catalog is read behind the daemon's back
+)
+
+// cmdClean fails when something half-made is left:
+//
+//   - an operation that has not ended, a lease, a displaced disk;
+//   - a layer on the disk that the catalog does not know, or the other way
+//     round, or that nothing refers to;
+//   - a machine's folder without a machine, or a socket folder without a run;
+//   - a machine that is still being made, or whose processes are not as many as
+//     its state says;
+//   - an image's folder that the catalog does not know.
+//
+// What ends in the background is given time to.
+func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
+	usage(ts, neg, args, 0, "clean")
+	s := sessionOf(ts)
+	ts.Check(await(func() error {
+		return errors.Join(s.checkCatalog(), s.checkProcesses())
+	}))
+}
+
+// query gives the first columns of all rows.
+func query(db *sql.DB, text string) ([]string, error) {
+	rows, err := db.Query(text)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var found []string
+	for rows.Next() {
+		var v string
+		if err := rows.Scan(&v); err != nil {
+			return nil, err
+		}
+		found = append(found, v)
+	}
+	return found, rows.Err()
+}
+
+func (s *session) catalog() (*sql.DB, error) {
+	return sql.Open("sqlite", "file:"+filepath.Join(s.home, "catalog.db")+"?mode=ro&_pragma=busy_timeout(5000)")
+}
+
+// mustBeEmpty are queries that find what is half-made.
+var mustBeEmpty = map[string]string{
+	"unfinished operation": `SELECT verb || ' ' || id || ' in phase ' || phase FROM operations WHERE state = 'running'`,
+	"lease":                `SELECT kind || ' ' || resource_id FROM leases`,
+	"displaced disk":       `SELECT operation_id FROM displaced`,
+	"half-made machine":    `SELECT name FROM machines WHERE state IN ('creating', 'unknown')`,
+	"unreferenced layer": `SELECT id FROM layers WHERE id NOT IN (SELECT layer_id FROM chains)
+		AND id NOT IN (SELECT layer_id FROM checkpoint_layers)`,
+}
+
+func (s *session) checkCatalog() error {
+	db, err := s.catalog()
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	var wrong []error
+	for what, text := range mustBeEmpty {
+		found, err := query(db, text)
+		if err != nil {
+			return fmt.Errorf("look for %s: %w", what, err)
+		}
+		for _, f := range found {
+			wrong = append(wrong, fmt.Errorf("%s: %s", what, f))
+		}
+	}
+	for folder, text := range map[string]string{
+		"layers":   `SELECT substr(path, length('layers/') + 1) FROM layers`,
+		"machines": `SELECT id FROM machines`,
+		"images":   `SELECT build_id FROM images`,
+		"run/r":    `SELECT run_id FROM machines WHERE state IN ('running', 'paused')`,
+	} {
+		want, err := query(db, text)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", folder, err)
+		}
+		wrong = append(wrong, sameNames(filepath.Join(s.home, folder), want))
+	}
+	return errors.Join(wrong...)
+}
+
+// sameNames compares what is in a folder with what should be.
+func sameNames(folder string, want []string) error {
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var got []string
+	for _, e := range entries {
+		got = append(got, e.Name())
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("folder %s has %v, the catalog %v", folder, got, want)
+	}
+	return nil
+}
+
+// checkProcesses compares the processes with the machines' states: a running
+// or paused one has a monitor and a machine process, another has none.
+func (s *session) checkProcesses() error {
+	db, err := s.catalog()
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	alive, err := query(db, `SELECT id FROM machines WHERE state IN ('running', 'paused')`)
+	if err != nil {
+		return err
+	}
+	procs, err := s.processes()
+	if err != nil {
+		return err
+	}
+	monitors, machines := 0, 0
+	var wrong []error
+	for _, p := range procs {
+		switch {
+		case p.isMonitor():
+			monitors++
+		case p.isFake() && strings.HasSuffix(p.cmdline, " machine "):
+			machines++
+		case len(alive) == 0 && !p.isDaemon():
+			wrong = append(wrong, fmt.Errorf("process %d is left: %s", p.pid, p.cmdline))
+		}
+	}
+	if monitors != len(alive) || machines != len(alive) {
+		wrong = append(wrong, fmt.Errorf("%d machines are alive, with %d monitors and %d machine processes", len(alive), monitors, machines))
+	}
+	return errors.Join(wrong...)
+}
