@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
+	"github.com/holdpoint/holdpoint/internal/catalog/journal"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -20,7 +22,7 @@ func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
 	err := rows.Scan(&k.ID, &k.MachineID, &k.Name, &k.Kind, &k.Consistency, &k.Parent, &k.Message, &k.Automatic,
 		&k.Spec, &k.ImageBuildID, &k.DiskBytes, &k.Origin.SessionID, &k.Origin.PromptID, &k.Origin.ToolCallID,
 		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created)
-	k.CreatedAt = fromNano(created)
+	k.CreatedAt = database.Time(created)
 	return k, err
 }
 
@@ -31,17 +33,17 @@ func scanCheckpointRoute(rows *sql.Rows) (checkpoint.Route, error) {
 }
 
 // fill reads a checkpoint's layers and routes.
-func fill(ctx context.Context, q querier, k *checkpoint.Checkpoint) (err error) {
-	k.Layers, err = all(ctx, q, scanValue[string], `SELECT layer_id FROM checkpoint_layers WHERE checkpoint_id = ? ORDER BY position`, k.ID)
+func fill(ctx context.Context, q database.Querier, k *checkpoint.Checkpoint) (err error) {
+	k.Layers, err = database.All(ctx, q, database.Value[string], `SELECT layer_id FROM checkpoint_layers WHERE checkpoint_id = ? ORDER BY position`, k.ID)
 	if err != nil {
 		return err
 	}
-	k.Routes, err = all(ctx, q, scanCheckpointRoute, `SELECT host, port, listening FROM checkpoint_routes WHERE checkpoint_id = ? ORDER BY host`, k.ID)
+	k.Routes, err = database.All(ctx, q, scanCheckpointRoute, `SELECT host, port, listening FROM checkpoint_routes WHERE checkpoint_id = ? ORDER BY host`, k.ID)
 	return err
 }
 
-func getCheckpoint(ctx context.Context, q querier, id string) (checkpoint.Checkpoint, error) {
-	k, err := one(ctx, q, noCheckpoint(id), scanCheckpoint, selectCheckpoint+`WHERE id = ?`, id)
+func getCheckpoint(ctx context.Context, q database.Querier, id string) (checkpoint.Checkpoint, error) {
+	k, err := database.One(ctx, q, noCheckpoint(id), scanCheckpoint, selectCheckpoint+`WHERE id = ?`, id)
 	if err != nil {
 		return k, err
 	}
@@ -56,8 +58,8 @@ func noCheckpoint(ref string) error { return notFound("checkpoint", ref, "holdpo
 // lowest of the machine's chain and sealed by then. A name that another
 // checkpoint of the machine has is ALREADY_EXISTS.
 func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint, seal []string) error {
-	return c.write(ctx, "publish-checkpoint", func(t *tx) error {
-		m, err := t.machine(k.MachineID)
+	return c.db.Write(ctx, "publish-checkpoint", func(t *database.Tx) error {
+		m, err := machineOf(t, k.MachineID)
 		if err != nil {
 			return err
 		}
@@ -70,7 +72,7 @@ func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint
 		if err := insertCheckpoint(t, m, k); err != nil {
 			return err
 		}
-		if err := t.exec(`UPDATE machines SET head_checkpoint = ? WHERE id = ?`, k.ID, m.ID); err != nil {
+		if err := t.Do(`UPDATE machines SET head_checkpoint = ? WHERE id = ?`, k.ID, m.ID); err != nil {
 			return err
 		}
 		if err := setLast(t, "checkpoint", m.ID, k.ID); err != nil {
@@ -81,8 +83,8 @@ func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint
 }
 
 // checkLayers refuses a checkpoint that could not be restored.
-func checkLayers(t *tx, m Machine, k checkpoint.Checkpoint) error {
-	chain, err := chainOf(t.ctx, t, m.ID)
+func checkLayers(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
+	chain, err := chainOf(t.Ctx, t, m.ID)
 	if err != nil {
 		return err
 	}
@@ -97,26 +99,26 @@ func checkLayers(t *tx, m Machine, k checkpoint.Checkpoint) error {
 	return nil
 }
 
-func insertCheckpoint(t *tx, m Machine, k checkpoint.Checkpoint) error {
+func insertCheckpoint(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
 	o := k.Origin
-	err := t.exec(`INSERT INTO checkpoints (id, machine_id, name, kind, consistency, parent, message, automatic, spec,
+	err := t.Do(`INSERT INTO checkpoints (id, machine_id, name, kind, consistency, parent, message, automatic, spec,
 		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at)
 		VALUES (?, ?, nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, orEmpty(k.Spec),
-		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.orNow(k.CreatedAt))
-	if isUnique(err) {
+		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, database.JSON(k.Spec),
+		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.OrNow(k.CreatedAt))
+	if database.IsUnique(err) {
 		return checkpointNameTaken(m.Name, k.Name)
 	}
 	if err != nil {
 		return err
 	}
 	for i, id := range k.Layers {
-		if err := t.exec(`INSERT INTO checkpoint_layers VALUES (?, ?, ?)`, k.ID, i, id); err != nil {
+		if err := t.Do(`INSERT INTO checkpoint_layers VALUES (?, ?, ?)`, k.ID, i, id); err != nil {
 			return err
 		}
 	}
 	for _, r := range k.Routes {
-		if err := t.exec(`INSERT INTO checkpoint_routes VALUES (?, ?, ?, ?)`, k.ID, r.Host, r.Port, r.Listening); err != nil {
+		if err := t.Do(`INSERT INTO checkpoint_routes VALUES (?, ?, ?, ?)`, k.ID, r.Host, r.Port, r.Listening); err != nil {
 			return err
 		}
 	}
@@ -134,16 +136,16 @@ func (c *Catalog) CheckpointNameFree(ctx context.Context, m Machine, name string
 	if name == "" {
 		return nil
 	}
-	list, err := all(ctx, c.r, scanValue[string], `SELECT id FROM checkpoints WHERE machine_id = ? AND name = ?`, m.ID, name)
+	list, err := database.All(ctx, c.db, database.Value[string], `SELECT id FROM checkpoints WHERE machine_id = ? AND name = ?`, m.ID, name)
 	if err == nil && len(list) > 0 {
 		err = checkpointNameTaken(m.Name, name)
 	}
-	return c.storage(err)
+	return err
 }
 
 // GetCheckpoint gives the checkpoint of an id; NOT_FOUND if there is none.
 func (c *Catalog) GetCheckpoint(ctx context.Context, id string) (k checkpoint.Checkpoint, err error) {
-	err = c.view(ctx, func(q querier) error {
+	err = c.db.View(ctx, func(q database.Querier) error {
 		k, err = getCheckpoint(ctx, q, id)
 		return err
 	})
@@ -153,8 +155,8 @@ func (c *Catalog) GetCheckpoint(ctx context.Context, id string) (k checkpoint.Ch
 // ListCheckpoints gives the checkpoints of a machine, or of all when the id is
 // empty, newest first.
 func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) (list []checkpoint.Checkpoint, err error) {
-	err = c.view(ctx, func(q querier) error {
-		list, err = all(ctx, q, scanCheckpoint, selectCheckpoint+`WHERE ?1 = '' OR machine_id = ?1 ORDER BY seq DESC`, machineID)
+	err = c.db.View(ctx, func(q database.Querier) error {
+		list, err = database.All(ctx, q, scanCheckpoint, selectCheckpoint+`WHERE ?1 = '' OR machine_id = ?1 ORDER BY seq DESC`, machineID)
 		for i := range list {
 			if err == nil {
 				err = fill(ctx, q, &list[i])
@@ -169,12 +171,12 @@ func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) (list [
 // collected. Its children become its parent's, and a head on it moves to its
 // parent. A lease of another operation than opID is REFERENCED.
 func (c *Catalog) ForgetCheckpoint(ctx context.Context, id, opID string) error {
-	return c.write(ctx, "forget-checkpoint", func(t *tx) error {
+	return c.db.Write(ctx, "forget-checkpoint", func(t *database.Tx) error {
 		k, err := getCheckpoint(ctx, t, id)
 		if err != nil {
 			return err
 		}
-		if err := refuseLeased(t, CheckpointResource, id, opID, fmt.Sprintf("forget checkpoint %s", id)); err != nil {
+		if err := journal.RefuseLeased(t, CheckpointResource, id, opID, fmt.Sprintf("forget checkpoint %s", id)); err != nil {
 			return err
 		}
 		for _, stmt := range []string{
@@ -186,7 +188,7 @@ func (c *Catalog) ForgetCheckpoint(ctx context.Context, id, opID string) error {
 			`DELETE FROM checkpoint_routes WHERE checkpoint_id = ?1 AND ?2 = ?2`,
 			`DELETE FROM checkpoints WHERE id = ?1 AND ?2 = ?2`,
 		} {
-			if err := t.exec(stmt, id, k.Parent); err != nil {
+			if err := t.Do(stmt, id, k.Parent); err != nil {
 				return err
 			}
 		}

@@ -4,24 +4,25 @@ import (
 	"context"
 	"database/sql"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 // displace keeps what a restore takes from a machine.
-func displace(t *tx, m Machine, r ReplaceChain) error {
-	err := t.exec(`INSERT INTO displaced SELECT ?1, id, image_build_id, spec, run_id, head_checkpoint, ?3 FROM machines WHERE id = ?2`,
+func displace(t *database.Tx, m Machine, r ReplaceChain) error {
+	err := t.Do(`INSERT INTO displaced SELECT ?1, id, image_build_id, spec, run_id, head_checkpoint, ?3 FROM machines WHERE id = ?2`,
 		r.OperationID, m.ID, r.RestoreRoutes)
-	if isUnique(err) {
+	if database.IsUnique(err) {
 		return errdefs.New(errdefs.WrongState, "restore machine %q: operation %s has restored it already", m.Name, r.OperationID)
 	}
 	if err != nil {
 		return err
 	}
-	err = t.exec(`INSERT INTO displaced_layers SELECT ?1, position, layer_id FROM chains WHERE machine_id = ?2`, r.OperationID, m.ID)
+	err = t.Do(`INSERT INTO displaced_layers SELECT ?1, position, layer_id FROM chains WHERE machine_id = ?2`, r.OperationID, m.ID)
 	if err != nil {
 		return err
 	}
-	return t.exec(`INSERT INTO displaced_routes SELECT ?1, host, port, created_at FROM routes WHERE machine_id = ?2`, r.OperationID, m.ID)
+	return t.Do(`INSERT INTO displaced_routes SELECT ?1, host, port, created_at FROM routes WHERE machine_id = ?2`, r.OperationID, m.ID)
 }
 
 type displacedRow struct {
@@ -38,9 +39,8 @@ func scanDisplaced(rows *sql.Rows) (displacedRow, error) {
 // Displaced gives the chain that an operation displaced, lowest first; nothing
 // if it displaced none, or gave it back or up since.
 func (c *Catalog) Displaced(ctx context.Context, opID string) ([]Layer, error) {
-	list, err := all(ctx, c.r, scanLayer, `SELECT `+layerColumns+`
+	return database.All(ctx, c.db, scanLayer, `SELECT `+layerColumns+`
 		FROM displaced_layers d JOIN layers l ON l.id = d.layer_id WHERE d.operation_id = ? ORDER BY d.position`, opID)
-	return list, c.storage(err)
 }
 
 // UndoReplace gives a machine back what the operation's ReplaceChain
@@ -48,14 +48,14 @@ func (c *Catalog) Displaced(ctx context.Context, opID string) ([]Layer, error) {
 // replaced. The generation still grows, because work may have been admitted in
 // between. The chain it had is unreferenced then. NOT_FOUND if nothing is displaced.
 func (c *Catalog) UndoReplace(ctx context.Context, opID string) (generation uint64, err error) {
-	err = c.write(ctx, "undo-replace", func(t *tx) error {
+	err = c.db.Write(ctx, "undo-replace", func(t *database.Tx) error {
 		missing := errdefs.New(errdefs.NotFound, "undo restore: operation %s displaced nothing", opID)
-		d, err := one(ctx, t, missing, scanDisplaced, `SELECT machine_id, image_build_id, spec, run_id,
+		d, err := database.One(ctx, t, missing, scanDisplaced, `SELECT machine_id, image_build_id, spec, run_id,
 			coalesce((SELECT id FROM checkpoints WHERE id = head_checkpoint), ''), routes_replaced FROM displaced WHERE operation_id = ?`, opID)
 		if err != nil {
 			return err
 		}
-		m, err := t.machine(d.machineID)
+		m, err := machineOf(t, d.machineID)
 		if err != nil {
 			return err
 		}
@@ -71,7 +71,7 @@ func (c *Catalog) UndoReplace(ctx context.Context, opID string) (generation uint
 				[]any{d.image, d.spec, d.runID, d.head, int64(generation), m.ID},
 			},
 		} {
-			if err := t.exec(s.query, s.args...); err != nil {
+			if err := t.Do(s.query, s.args...); err != nil {
 				return err
 			}
 		}
@@ -85,21 +85,21 @@ func (c *Catalog) UndoReplace(ctx context.Context, opID string) (generation uint
 	return generation, err
 }
 
-func undoRoutes(t *tx, machineID, opID string) error {
-	if err := t.exec(`DELETE FROM routes WHERE machine_id = ?`, machineID); err != nil {
+func undoRoutes(t *database.Tx, machineID, opID string) error {
+	if err := t.Do(`DELETE FROM routes WHERE machine_id = ?`, machineID); err != nil {
 		return err
 	}
-	return t.exec(`INSERT OR IGNORE INTO routes SELECT host, ?1, port, created_at FROM displaced_routes WHERE operation_id = ?2`, machineID, opID)
+	return t.Do(`INSERT OR IGNORE INTO routes SELECT host, ?1, port, created_at FROM displaced_routes WHERE operation_id = ?2`, machineID, opID)
 }
 
 // DropDisplaced gives up what the operation displaced, before it ends.
 func (c *Catalog) DropDisplaced(ctx context.Context, opID string) error {
-	return c.write(ctx, "drop-displaced", func(t *tx) error { return dropDisplaced(t, opID) })
+	return c.db.Write(ctx, "drop-displaced", func(t *database.Tx) error { return dropDisplaced(t, opID) })
 }
 
-func dropDisplaced(t *tx, opID string) error {
+func dropDisplaced(t *database.Tx, opID string) error {
 	for _, table := range []string{"displaced_layers", "displaced_routes", "displaced"} {
-		if err := t.exec(`DELETE FROM `+table+` WHERE operation_id = ?`, opID); err != nil {
+		if err := t.Do(`DELETE FROM `+table+` WHERE operation_id = ?`, opID); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
+	"github.com/holdpoint/holdpoint/internal/catalog/journal"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -26,7 +28,7 @@ func scanImage(rows *sql.Rows) (Image, error) {
 	if err != nil {
 		return i, err
 	}
-	i.CreatedAt = fromNano(created)
+	i.CreatedAt = database.Time(created)
 	if err := json.Unmarshal(packages, &i.Packages); err != nil {
 		return i, errdefs.New(errdefs.Storage, "read packages of image %q: %w", i.BuildID, err)
 	}
@@ -40,40 +42,38 @@ func (c *Catalog) PutImage(ctx context.Context, i Image) error {
 	if err != nil {
 		return fmt.Errorf("record image %q: %w", i.BuildID, err)
 	}
-	return c.write(ctx, "put-image", func(t *tx) error {
-		if err := t.exec(`UPDATE images SET name = NULL WHERE name = ? AND build_id <> ?`, i.Name, i.BuildID); err != nil {
+	return c.db.Write(ctx, "put-image", func(t *database.Tx) error {
+		if err := t.Do(`UPDATE images SET name = NULL WHERE name = ? AND build_id <> ?`, i.Name, i.BuildID); err != nil {
 			return err
 		}
-		return t.exec(`INSERT INTO images VALUES (?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?)
+		return t.Do(`INSERT INTO images VALUES (?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?)
 			ON CONFLICT (build_id) DO UPDATE SET name = coalesce(excluded.name, name), architecture = excluded.architecture,
 			kernel_version = excluded.kernel_version, disk_bytes = excluded.disk_bytes, stored_bytes = excluded.stored_bytes,
 			packages = excluded.packages, description = excluded.description, created_at = excluded.created_at`,
-			i.BuildID, i.Name, i.Architecture, i.KernelVersion, i.DiskBytes, i.StoredBytes, string(packages), i.Description, t.orNow(i.CreatedAt))
+			i.BuildID, i.Name, i.Architecture, i.KernelVersion, i.DiskBytes, i.StoredBytes, string(packages), i.Description, t.OrNow(i.CreatedAt))
 	})
 }
 
 // GetImage gives the image of a build id; NOT_FOUND if there is none.
 func (c *Catalog) GetImage(ctx context.Context, buildID string) (Image, error) {
-	i, err := one(ctx, c.r, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
-	return i, c.storage(err)
+	return database.One(ctx, c.db, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
 }
 
 // ListImages gives all images, newest first.
 func (c *Catalog) ListImages(ctx context.Context) ([]Image, error) {
-	list, err := all(ctx, c.r, scanImage, selectImage+`ORDER BY i.created_at DESC, i.build_id`)
-	return list, c.storage(err)
+	return database.All(ctx, c.db, scanImage, selectImage+`ORDER BY i.created_at DESC, i.build_id`)
 }
 
 // RemoveImage forgets an image. One that machines, checkpoints or operations
 // other than opID need is REFERENCED, and the error names them.
 func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
-	return c.write(ctx, "remove-image", func(t *tx) error {
-		img, err := one(ctx, t, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
+	return c.db.Write(ctx, "remove-image", func(t *database.Tx) error {
+		img, err := database.One(ctx, t, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
 		if err != nil {
 			return err
 		}
 		what := fmt.Sprintf("remove image %q", orElse(img.Name, img.BuildID))
-		users, err := all(ctx, t, scanValue[string], `
+		users, err := database.All(ctx, t, database.Value[string], `
 			SELECT 'machine ' || name FROM machines WHERE image_build_id = ?1
 			UNION SELECT 'checkpoint ' || coalesce(k.name, k.id) || ' of ' || m.name
 				FROM checkpoints k JOIN machines m ON m.id = k.machine_id WHERE k.image_build_id = ?1
@@ -85,15 +85,15 @@ func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
 		if len(users) > 0 {
 			return errdefs.New(errdefs.Referenced, "%s: needed by %s; remove them first", what, enumerate(users))
 		}
-		if err := refuseLeased(t, ImageResource, buildID, opID, what); err != nil {
+		if err := journal.RefuseLeased(t, ImageResource, buildID, opID, what); err != nil {
 			return err
 		}
-		return t.exec(`DELETE FROM images WHERE build_id = ?`, buildID)
+		return t.Do(`DELETE FROM images WHERE build_id = ?`, buildID)
 	})
 }
 
-func requireImage(t *tx, buildID string) error {
-	_, err := one(t.ctx, t, noImage(buildID), scanValue[string], `SELECT build_id FROM images WHERE build_id = ?`, buildID)
+func requireImage(t *database.Tx, buildID string) error {
+	_, err := database.One(t.Ctx, t, noImage(buildID), database.Value[string], `SELECT build_id FROM images WHERE build_id = ?`, buildID)
 	return err
 }
 

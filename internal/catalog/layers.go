@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -17,29 +18,29 @@ func scanLayer(rows *sql.Rows) (Layer, error) {
 		created int64
 	)
 	err := rows.Scan(&l.ID, &l.MachineID, &l.Path, &l.Format, &l.VirtualBytes, &l.StoredBytes, &l.State, &l.Digest, &created)
-	l.CreatedAt = fromNano(created)
+	l.CreatedAt = database.Time(created)
 	return l, err
 }
 
 // insertLayer records a new layer; its state is created, whatever l says.
-func insertLayer(t *tx, l Layer) error {
-	err := t.exec(`INSERT INTO layers VALUES (?, ?, ?, ?, ?, ?, 'created', NULL, ?)`,
-		l.ID, l.MachineID, l.Path, l.Format, l.VirtualBytes, l.StoredBytes, t.orNow(l.CreatedAt))
-	if isUnique(err) {
+func insertLayer(t *database.Tx, l Layer) error {
+	err := t.Do(`INSERT INTO layers VALUES (?, ?, ?, ?, ?, ?, 'created', NULL, ?)`,
+		l.ID, l.MachineID, l.Path, l.Format, l.VirtualBytes, l.StoredBytes, t.OrNow(l.CreatedAt))
+	if database.IsUnique(err) {
 		return errdefs.New(errdefs.AlreadyExists, "record layer %s at %q: its id or path is recorded already", l.ID, l.Path)
 	}
 	return err
 }
 
-func pushLayer(t *tx, machineID, layerID string) error {
-	return t.exec(`INSERT INTO chains SELECT ?1, coalesce(max(position) + 1, 0), ?2 FROM chains WHERE machine_id = ?1`, machineID, layerID)
+func pushLayer(t *database.Tx, machineID, layerID string) error {
+	return t.Do(`INSERT INTO chains SELECT ?1, coalesce(max(position) + 1, 0), ?2 FROM chains WHERE machine_id = ?1`, machineID, layerID)
 }
 
 // AddOverlay records a layer, whose file exists and is synced, as the new top
 // of the machine's chain. Call it before anything uses the file.
 func (c *Catalog) AddOverlay(ctx context.Context, machineID string, l Layer) error {
-	return c.write(ctx, "add-overlay", func(t *tx) error {
-		if _, err := t.machine(machineID); err != nil {
+	return c.db.Write(ctx, "add-overlay", func(t *database.Tx) error {
+		if _, err := machineOf(t, machineID); err != nil {
 			return err
 		}
 		if err := insertLayer(t, l); err != nil {
@@ -52,18 +53,18 @@ func (c *Catalog) AddOverlay(ctx context.Context, machineID string, l Layer) err
 // AddLayer records a layer that is in no chain yet and leases it to the
 // operation, which keeps it until the operation ends.
 func (c *Catalog) AddLayer(ctx context.Context, opID string, l Layer) error {
-	return c.write(ctx, "add-layer", func(t *tx) error {
+	return c.db.Write(ctx, "add-layer", func(t *database.Tx) error {
 		if err := insertLayer(t, l); err != nil {
 			return err
 		}
-		return t.exec(`INSERT INTO leases VALUES ('layer', ?, ?, 1, ?)`, l.ID, opID, t.now.Add(time.Hour).UnixNano())
+		return t.Do(`INSERT INTO leases VALUES ('layer', ?, ?, 1, ?)`, l.ID, opID, t.Now.Add(time.Hour).UnixNano())
 	})
 }
 
 // DropTop takes an unused overlay off the machine's chain again. A layer that
 // is not the top, or one that a run may have written, is WRONG_STATE.
 func (c *Catalog) DropTop(ctx context.Context, machineID, layerID string) error {
-	return c.write(ctx, "drop-top", func(t *tx) error {
+	return c.db.Write(ctx, "drop-top", func(t *database.Tx) error {
 		chain, err := chainOf(ctx, t, machineID)
 		if err != nil {
 			return err
@@ -72,24 +73,23 @@ func (c *Catalog) DropTop(ctx context.Context, machineID, layerID string) error 
 		if n < 2 || chain[n-1].ID != layerID || chain[n-1].State != LayerCreated {
 			return errdefs.New(errdefs.WrongState, "drop layer %s of machine %s: it is not an unused top above another layer", layerID, machineID)
 		}
-		return t.exec(`DELETE FROM chains WHERE machine_id = ? AND layer_id = ?`, machineID, layerID)
+		return t.Do(`DELETE FROM chains WHERE machine_id = ? AND layer_id = ?`, machineID, layerID)
 	})
 }
 
 // Chain gives a machine's live chain, lowest first, without the image.
 func (c *Catalog) Chain(ctx context.Context, machineID string) ([]Layer, error) {
-	list, err := chainOf(ctx, c.r, machineID)
-	return list, c.storage(err)
+	return chainOf(ctx, c.db, machineID)
 }
 
-func chainOf(ctx context.Context, q querier, machineID string) ([]Layer, error) {
-	return all(ctx, q, scanLayer, `SELECT `+layerColumns+`
+func chainOf(ctx context.Context, q database.Querier, machineID string) ([]Layer, error) {
+	return database.All(ctx, q, scanLayer, `SELECT `+layerColumns+`
 		FROM chains c JOIN layers l ON l.id = c.layer_id WHERE c.machine_id = ? ORDER BY c.position`, machineID)
 }
 
 // wakeTop makes the top of a machine's chain live and seals what is below.
-func wakeTop(t *tx, m Machine) error {
-	chain, err := chainOf(t.ctx, t, m.ID)
+func wakeTop(t *database.Tx, m Machine) error {
+	chain, err := chainOf(t.Ctx, t, m.ID)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func wakeTop(t *tx, m Machine) error {
 		if l.State == want {
 			continue
 		}
-		if err := t.exec(`UPDATE layers SET state = ? WHERE id = ?`, want, l.ID); err != nil {
+		if err := t.Do(`UPDATE layers SET state = ? WHERE id = ?`, want, l.ID); err != nil {
 			return err
 		}
 	}
@@ -113,12 +113,12 @@ func wakeTop(t *tx, m Machine) error {
 
 // SealLayers records that layers are read-only for good.
 func (c *Catalog) SealLayers(ctx context.Context, ids ...string) error {
-	return c.write(ctx, "seal-layers", func(t *tx) error { return sealLayers(t, ids) })
+	return c.db.Write(ctx, "seal-layers", func(t *database.Tx) error { return sealLayers(t, ids) })
 }
 
-func sealLayers(t *tx, ids []string) error {
+func sealLayers(t *database.Tx, ids []string) error {
 	for _, id := range ids {
-		if err := t.execOne(noLayer(id), `UPDATE layers SET state = 'sealed' WHERE id = ?`, id); err != nil {
+		if err := t.DoOne(noLayer(id), `UPDATE layers SET state = 'sealed' WHERE id = ?`, id); err != nil {
 			return err
 		}
 	}
@@ -128,9 +128,9 @@ func sealLayers(t *tx, ids []string) error {
 // SetLayerStored records what a sealed layer takes on the host, and its digest
 // if that is not empty.
 func (c *Catalog) SetLayerStored(ctx context.Context, id string, bytes int64, digest string) error {
-	return c.write(ctx, "set-layer-stored", func(t *tx) error {
+	return c.db.Write(ctx, "set-layer-stored", func(t *database.Tx) error {
 		missing := errdefs.New(errdefs.WrongState, "measure layer %s: there is none that is sealed", id)
-		return t.execOne(missing, `UPDATE layers SET stored_bytes = ?, digest = coalesce(nullif(?, ''), digest)
+		return t.DoOne(missing, `UPDATE layers SET stored_bytes = ?, digest = coalesce(nullif(?, ''), digest)
 			WHERE id = ? AND state = 'sealed'`, bytes, digest, id)
 	})
 }
@@ -140,9 +140,9 @@ func noLayer(id string) error { return notFound("layer", id, "holdpoint checkpoi
 // GetLayers gives the layers of the ids, in their order; a missing one is NOT_FOUND.
 func (c *Catalog) GetLayers(ctx context.Context, ids ...string) ([]Layer, error) {
 	var list []Layer
-	err := c.view(ctx, func(q querier) error {
+	err := c.db.View(ctx, func(q database.Querier) error {
 		for _, id := range ids {
-			l, err := one(ctx, q, noLayer(id), scanLayer, `SELECT `+layerColumns+` FROM layers l WHERE l.id = ?`, id)
+			l, err := database.One(ctx, q, noLayer(id), scanLayer, `SELECT `+layerColumns+` FROM layers l WHERE l.id = ?`, id)
 			if err != nil {
 				return err
 			}
@@ -156,8 +156,7 @@ func (c *Catalog) GetLayers(ctx context.Context, ids ...string) ([]Layer, error)
 // ListLayers gives every recorded layer by path: a file in their place that is
 // not among them was never recorded, and no machine uses it.
 func (c *Catalog) ListLayers(ctx context.Context) ([]Layer, error) {
-	list, err := all(ctx, c.r, scanLayer, `SELECT `+layerColumns+` FROM layers l ORDER BY l.path`)
-	return list, c.storage(err)
+	return database.All(ctx, c.db, scanLayer, `SELECT `+layerColumns+` FROM layers l ORDER BY l.path`)
 }
 
 // unreferenced is true of a layer that no chain, checkpoint, displaced chain
@@ -170,20 +169,19 @@ const unreferenced = `NOT EXISTS (SELECT 1 FROM chains WHERE layer_id = l.id)
 // UnreferencedLayers gives the layers that nothing needs, oldest first. Nothing
 // can come to need one again: remove its file, then call DeleteLayers.
 func (c *Catalog) UnreferencedLayers(ctx context.Context) ([]Layer, error) {
-	list, err := all(ctx, c.r, scanLayer, `SELECT `+layerColumns+` FROM layers l
+	return database.All(ctx, c.db, scanLayer, `SELECT `+layerColumns+` FROM layers l
 		WHERE `+unreferenced+` ORDER BY l.created_at, l.id`)
-	return list, c.storage(err)
 }
 
 // DeleteLayers forgets layers whose files are gone. One that something needs
 // is REFERENCED, and none is forgotten then; one that is not there is skipped.
 func (c *Catalog) DeleteLayers(ctx context.Context, ids ...string) error {
-	return c.write(ctx, "delete-layers", func(t *tx) error {
+	return c.db.Write(ctx, "delete-layers", func(t *database.Tx) error {
 		for _, id := range ids {
-			if err := t.exec(`DELETE FROM layers AS l WHERE l.id = ? AND `+unreferenced, id); err != nil {
+			if err := t.Do(`DELETE FROM layers AS l WHERE l.id = ? AND `+unreferenced, id); err != nil {
 				return err
 			}
-			left, err := all(ctx, t, scanValue[string], `SELECT id FROM layers WHERE id = ?`, id)
+			left, err := database.All(ctx, t, database.Value[string], `SELECT id FROM layers WHERE id = ?`, id)
 			if err != nil {
 				return err
 			}
@@ -204,7 +202,8 @@ type ReplaceChain struct {
 	CheckpointID string
 	// Top is the new writable layer; it may have been staged by AddLayer.
 	Top Layer
-	// RunID is set when a run on the new chain answers already: Top is live then.
+	// RunID is set when a run on the new chain answers already: Top is live
+	// and the machine running then.
 	RunID string
 	// RestoreRoutes puts the machine's routes back to those of the
 	// checkpoint. A host name that is another machine's by now stays there.
@@ -215,8 +214,8 @@ type ReplaceChain struct {
 // one commit, and keeps what that displaces until the operation ends. It
 // returns the new generation.
 func (c *Catalog) ReplaceChain(ctx context.Context, r ReplaceChain) (generation uint64, err error) {
-	err = c.write(ctx, "replace-chain", func(t *tx) error {
-		m, err := t.machine(r.MachineID)
+	err = c.db.Write(ctx, "replace-chain", func(t *database.Tx) error {
+		m, err := machineOf(t, r.MachineID)
 		if err != nil {
 			return err
 		}
@@ -239,22 +238,24 @@ func (c *Catalog) ReplaceChain(ctx context.Context, r ReplaceChain) (generation 
 			}
 		}
 		generation = m.Generation + 1
-		err = t.exec(`UPDATE machines SET spec = ?, image_build_id = ?, head_checkpoint = ?, generation = ?,
-			run_id = coalesce(nullif(?, ''), run_id) WHERE id = ?`,
-			string(ck.Spec), ck.ImageBuildID, ck.ID, int64(generation), r.RunID, m.ID)
+		err = t.Do(`UPDATE machines SET spec = ?, image_build_id = ?, head_checkpoint = ?, generation = ? WHERE id = ?`,
+			string(ck.Spec), ck.ImageBuildID, ck.ID, int64(generation), m.ID)
 		if err != nil || r.RunID == "" {
 			return err
 		}
-		return wakeTop(t, m)
+		if err := wakeTop(t, m); err != nil {
+			return err
+		}
+		return t.Do(`UPDATE machines SET run_id = ?, state = 'running', exit = '' WHERE id = ?`, r.RunID, m.ID)
 	})
 	return generation, err
 }
 
-func installChain(t *tx, machineID string, layers []string, top Layer) error {
-	if err := t.exec(`DELETE FROM chains WHERE machine_id = ?`, machineID); err != nil {
+func installChain(t *database.Tx, machineID string, layers []string, top Layer) error {
+	if err := t.Do(`DELETE FROM chains WHERE machine_id = ?`, machineID); err != nil {
 		return err
 	}
-	staged, err := all(t.ctx, t, scanValue[LayerState], `SELECT state FROM layers WHERE id = ?`, top.ID)
+	staged, err := database.All(t.Ctx, t, database.Value[LayerState], `SELECT state FROM layers WHERE id = ?`, top.ID)
 	if err != nil {
 		return err
 	}

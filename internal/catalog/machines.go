@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
+	"github.com/holdpoint/holdpoint/internal/catalog/journal"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
@@ -28,7 +30,7 @@ func scanMachine(rows *sql.Rows) (Machine, error) {
 	if err != nil {
 		return m, err
 	}
-	m.CreatedAt = fromNano(created)
+	m.CreatedAt = database.Time(created)
 	if err := json.Unmarshal(spec, &m.Spec); err != nil {
 		return m, errdefs.New(errdefs.Storage, "read spec of machine %q: %w", m.Name, err)
 	}
@@ -43,14 +45,14 @@ func (c *Catalog) CreateMachine(ctx context.Context, m Machine, first Layer) err
 	if err != nil {
 		return fmt.Errorf("record machine %q: %w", m.Name, err)
 	}
-	return c.write(ctx, "create-machine", func(t *tx) error {
+	return c.db.Write(ctx, "create-machine", func(t *database.Tx) error {
 		if err := requireImage(t, m.ImageBuildID); err != nil {
 			return err
 		}
-		err := t.exec(`INSERT INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)`,
+		err := t.Do(`INSERT INTO machines VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?)`,
 			m.ID, m.Name, m.ImageBuildID, string(spec), m.State, int64(m.Generation), m.RunID,
-			m.Exit, m.LinkMagic, t.orNow(m.CreatedAt))
-		if isUnique(err) {
+			m.Exit, m.LinkMagic, t.OrNow(m.CreatedAt))
+		if database.IsUnique(err) {
 			return errdefs.New(errdefs.AlreadyExists,
 				"create machine %q: the name is taken; choose another, or remove that machine with: holdpoint rm %s", m.Name, m.Name)
 		}
@@ -69,30 +71,28 @@ func (c *Catalog) CreateMachine(ctx context.Context, m Machine, first Layer) err
 
 // ListMachines gives all machines by name.
 func (c *Catalog) ListMachines(ctx context.Context) ([]Machine, error) {
-	list, err := all(ctx, c.r, scanMachine, selectMachine+`ORDER BY m.name`, c.cfg.Now().UnixNano())
-	return list, c.storage(err)
+	return database.All(ctx, c.db, scanMachine, selectMachine+`ORDER BY m.name`, c.now().UnixNano())
 }
 
 // GetMachine gives the machine of an id; NOT_FOUND if there is none.
 func (c *Catalog) GetMachine(ctx context.Context, id string) (Machine, error) {
-	m, err := getMachine(ctx, c.r, c.cfg.Now().UnixNano(), id)
-	return m, c.storage(err)
+	return getMachine(ctx, c.db, c.now().UnixNano(), id)
 }
 
-func getMachine(ctx context.Context, q querier, now int64, id string) (Machine, error) {
-	return one(ctx, q, noMachine(id), scanMachine, selectMachine+`WHERE m.id = ?2`, now, id)
+func getMachine(ctx context.Context, q database.Querier, now int64, id string) (Machine, error) {
+	return database.One(ctx, q, noMachine(id), scanMachine, selectMachine+`WHERE m.id = ?2`, now, id)
 }
 
-func (t *tx) machine(id string) (Machine, error) {
-	return getMachine(t.ctx, t, t.now.UnixNano(), id)
+func machineOf(t *database.Tx, id string) (Machine, error) {
+	return getMachine(t.Ctx, t, t.Now.UnixNano(), id)
 }
 
 func noMachine(ref string) error { return notFound("machine", ref, "holdpoint ls") }
 
 // SetMachineState records a change of a machine's lifecycle state.
 func (c *Catalog) SetMachineState(ctx context.Context, id string, s machine.State) error {
-	return c.write(ctx, "set-machine-state", func(t *tx) error {
-		return t.execOne(noMachine(id), `UPDATE machines SET state = ? WHERE id = ?`, s, id)
+	return c.db.Write(ctx, "set-machine-state", func(t *database.Tx) error {
+		return t.DoOne(noMachine(id), `UPDATE machines SET state = ? WHERE id = ?`, s, id)
 	})
 }
 
@@ -100,30 +100,30 @@ func (c *Catalog) SetMachineState(ctx context.Context, id string, s machine.Stat
 // the top of its chain is sealed from now on, and the top is live. A sealed
 // top is WRONG_STATE: add an overlay first.
 func (c *Catalog) BeginRun(ctx context.Context, id, runID string) error {
-	return c.write(ctx, "begin-run", func(t *tx) error {
-		m, err := t.machine(id)
+	return c.db.Write(ctx, "begin-run", func(t *database.Tx) error {
+		m, err := machineOf(t, id)
 		if err != nil {
 			return err
 		}
 		if err := wakeTop(t, m); err != nil {
 			return err
 		}
-		return t.exec(`UPDATE machines SET run_id = ?, exit = '' WHERE id = ?`, runID, id)
+		return t.Do(`UPDATE machines SET run_id = ?, exit = '' WHERE id = ?`, runID, id)
 	})
 }
 
 // EndRun records why a run ended and the state the machine is in now. News of
 // a run that is not the machine's last is WRONG_STATE and changes nothing.
 func (c *Catalog) EndRun(ctx context.Context, id, runID string, s machine.State, exit string) error {
-	return c.write(ctx, "end-run", func(t *tx) error {
-		m, err := t.machine(id)
+	return c.db.Write(ctx, "end-run", func(t *database.Tx) error {
+		m, err := machineOf(t, id)
 		if err != nil {
 			return err
 		}
 		if m.RunID != runID {
 			return errdefs.New(errdefs.WrongState, "end run %s of machine %q: its run is %s by now", runID, m.Name, m.RunID)
 		}
-		return t.exec(`UPDATE machines SET state = ?, exit = ? WHERE id = ?`, s, exit, id)
+		return t.Do(`UPDATE machines SET state = ?, exit = ? WHERE id = ?`, s, exit, id)
 	})
 }
 
@@ -131,17 +131,17 @@ func (c *Catalog) EndRun(ctx context.Context, id, runID string, s machine.State,
 // layers stay recorded until they are collected. A checkpoint of it that
 // another operation than opID leases is REFERENCED.
 func (c *Catalog) RemoveMachine(ctx context.Context, id, opID string) error {
-	return c.write(ctx, "remove-machine", func(t *tx) error {
-		m, err := t.machine(id)
+	return c.db.Write(ctx, "remove-machine", func(t *database.Tx) error {
+		m, err := machineOf(t, id)
 		if err != nil {
 			return err
 		}
-		checkpoints, err := all(ctx, t, scanValue[string], `SELECT id FROM checkpoints WHERE machine_id = ? ORDER BY seq`, id)
+		checkpoints, err := database.All(ctx, t, database.Value[string], `SELECT id FROM checkpoints WHERE machine_id = ? ORDER BY seq`, id)
 		if err != nil {
 			return err
 		}
 		for _, ck := range checkpoints {
-			if err := refuseLeased(t, CheckpointResource, ck, opID, fmt.Sprintf("remove machine %q", m.Name)); err != nil {
+			if err := journal.RefuseLeased(t, CheckpointResource, ck, opID, fmt.Sprintf("remove machine %q", m.Name)); err != nil {
 				return err
 			}
 		}
@@ -158,7 +158,7 @@ func (c *Catalog) RemoveMachine(ctx context.Context, id, opID string) error {
 			`DELETE FROM routes WHERE machine_id = ?1`,
 			`DELETE FROM machines WHERE id = ?1`,
 		} {
-			if err := t.exec(stmt, id); err != nil {
+			if err := t.Do(stmt, id); err != nil {
 				return err
 			}
 		}
@@ -180,20 +180,20 @@ func (c *Catalog) UseCheckpoint(ctx context.Context, machineID, id string) error
 }
 
 func (c *Catalog) use(ctx context.Context, kind, scope, id string) error {
-	now, err := lastUsed(ctx, c.r, kind, scope)
+	now, err := lastUsed(ctx, c.db, kind, scope)
 	if err != nil || now == id {
-		return c.storage(err)
+		return err
 	}
-	return c.write(ctx, "use-"+kind, func(t *tx) error { return setLast(t, kind, scope, id) })
+	return c.db.Write(ctx, "use-"+kind, func(t *database.Tx) error { return setLast(t, kind, scope, id) })
 }
 
-func setLast(t *tx, kind, scope, id string) error {
-	return t.exec(`INSERT INTO last_used VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET resource_id = excluded.resource_id`, kind, scope, id)
+func setLast(t *database.Tx, kind, scope, id string) error {
+	return t.Do(`INSERT INTO last_used VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET resource_id = excluded.resource_id`, kind, scope, id)
 }
 
 // lastUsed is empty when nothing was used yet.
-func lastUsed(ctx context.Context, q querier, kind, scope string) (string, error) {
-	list, err := all(ctx, q, scanValue[string], `SELECT resource_id FROM last_used WHERE kind = ? AND scope = ?`, kind, scope)
+func lastUsed(ctx context.Context, q database.Querier, kind, scope string) (string, error) {
+	list, err := database.All(ctx, q, database.Value[string], `SELECT resource_id FROM last_used WHERE kind = ? AND scope = ?`, kind, scope)
 	if err != nil || len(list) == 0 {
 		return "", err
 	}

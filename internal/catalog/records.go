@@ -3,7 +3,7 @@ package catalog
 import (
 	"time"
 
-	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/catalog/journal"
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
@@ -86,62 +86,29 @@ type Route struct {
 	Machine string
 }
 
-// OperationState says whether and how an operation ended.
-type OperationState string
+// The records of the journal.
+type (
+	Operation      = journal.Operation
+	OperationState = journal.OperationState
+	Progress       = journal.Progress
+	Outcome        = journal.Outcome
+	ResourceKind   = journal.ResourceKind
+	Claim          = journal.Claim
+	Lease          = journal.Lease
+)
 
 // The states of an operation.
 const (
-	OperationRunning  OperationState = "running"
-	OperationDone     OperationState = "done"
-	OperationFailed   OperationState = "failed"
-	OperationCanceled OperationState = "canceled"
+	OperationRunning  = journal.Running
+	OperationDone     = journal.Done
+	OperationFailed   = journal.Failed
+	OperationCanceled = journal.Canceled
 )
 
-// Operation is one long-running request. Its life: Admit records it before its
-// first effect; UpdatePhase records how far it came; Finish records the
-// outcome and gives back all it held. It is pruned long after.
-type Operation struct {
-	ID        string
-	RequestID string
-	Verb      string
-	// Options is the request as JSON; its layout and key order do not matter.
-	Options     []byte
-	MachineID   string
-	MachineName string
-	Phase       string
-	State       OperationState
-	// Detail is JSON of the verb's own: what its undo needs.
-	Detail       []byte
-	ErrorKind    errdefs.Kind
-	ErrorMessage string
-	// Result is JSON, of one that is done.
-	Result    []byte
-	CreatedAt time.Time
-	EndedAt   time.Time
-}
-
-// ResourceKind is what a lease can be on.
-type ResourceKind string
-
-// The kinds of resources.
+// The kinds of resources that a lease can be on.
 const (
-	MachineResource    ResourceKind = "machine"
-	CheckpointResource ResourceKind = "checkpoint"
-	LayerResource      ResourceKind = "layer"
-	ImageResource      ResourceKind = "image"
+	MachineResource    = journal.Machine
+	CheckpointResource = journal.Checkpoint
+	LayerResource      = journal.Layer
+	ImageResource      = journal.Image
 )
-
-// Claim is what an operation wants to hold.
-type Claim struct {
-	Kind ResourceKind
-	ID   string
-	// Exclusive claims exclude all others, shared ones only exclusive ones.
-	Exclusive bool
-}
-
-// Lease is a claim that an operation holds.
-type Lease struct {
-	Claim
-	OperationID string
-	ExpiresAt   time.Time
-}

@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"fmt"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
+	"github.com/holdpoint/holdpoint/internal/catalog/journal"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -88,14 +90,14 @@ func (c *Catalog) ResolveMachine(ctx context.Context, ref string) (m Machine, er
 	if ref == "" {
 		return m, emptyRef("machine")
 	}
-	err = c.view(ctx, func(q querier) error {
+	err = c.db.View(ctx, func(q database.Querier) error {
 		id := ""
 		if ref == Last {
 			if id, err = lastUsed(ctx, q, "machine", ""); err != nil {
 				return err
 			}
 		} else {
-			list, err := all(ctx, q, scanCandidate, `SELECT id, name, id, '' FROM machines WHERE `+matches("name", "id")+` ORDER BY name`, ref)
+			list, err := database.All(ctx, q, scanCandidate, `SELECT id, name, id, '' FROM machines WHERE `+matches("name", "id")+` ORDER BY name`, ref)
 			if err != nil {
 				return err
 			}
@@ -105,7 +107,7 @@ func (c *Catalog) ResolveMachine(ctx context.Context, ref string) (m Machine, er
 			}
 			id = found.id
 		}
-		if m, err = getMachine(ctx, q, c.cfg.Now().UnixNano(), id); errdefs.Is(err, errdefs.NotFound) {
+		if m, err = getMachine(ctx, q, c.now().UnixNano(), id); errdefs.Is(err, errdefs.NotFound) {
 			err = noMachine(ref)
 		}
 		return err
@@ -119,8 +121,8 @@ func (c *Catalog) ResolveImage(ctx context.Context, ref string) (i Image, err er
 	if ref == "" {
 		return i, emptyRef("image")
 	}
-	err = c.view(ctx, func(q querier) error {
-		list, err := all(ctx, q, scanCandidate, `SELECT build_id, coalesce(name, ''), '', '' FROM images
+	err = c.db.View(ctx, func(q database.Querier) error {
+		list, err := database.All(ctx, q, scanCandidate, `SELECT build_id, coalesce(name, ''), '', '' FROM images
 			WHERE `+matches("coalesce(name, '')", "build_id")+` ORDER BY 2, 1`, ref)
 		if err != nil {
 			return err
@@ -129,30 +131,26 @@ func (c *Catalog) ResolveImage(ctx context.Context, ref string) (i Image, err er
 		if err != nil {
 			return err
 		}
-		i, err = one(ctx, q, noImage(ref), scanImage, selectImage+`WHERE i.build_id = ?`, found.id)
+		i, err = database.One(ctx, q, noImage(ref), scanImage, selectImage+`WHERE i.build_id = ?`, found.id)
 		return err
 	})
 	return i, err
 }
 
 // ResolveOperation finds an operation by id or prefix of it.
-func (c *Catalog) ResolveOperation(ctx context.Context, ref string) (o Operation, err error) {
+func (c *Catalog) ResolveOperation(ctx context.Context, ref string) (Operation, error) {
 	if ref == "" {
-		return o, emptyRef("operation")
+		return Operation{}, emptyRef("operation")
 	}
-	err = c.view(ctx, func(q querier) error {
-		list, err := all(ctx, q, scanCandidate, `SELECT id, '', '', '' FROM operations WHERE `+matches("id", "id")+` ORDER BY seq DESC`, ref)
-		if err != nil {
-			return err
-		}
-		found, err := choose("operation", ref, list, noOperation(ref))
-		if err != nil {
-			return err
-		}
-		o, err = one(ctx, q, noOperation(ref), scanOperation, selectOperation+`WHERE id = ?`, found.id)
-		return err
-	})
-	return o, err
+	list, err := database.All(ctx, c.db, scanCandidate, `SELECT id, '', '', '' FROM operations WHERE `+matches("id", "id")+` ORDER BY seq DESC`, ref)
+	if err != nil {
+		return Operation{}, err
+	}
+	found, err := choose("operation", ref, list, journal.NotFound(ref))
+	if err != nil {
+		return Operation{}, err
+	}
+	return c.GetOperation(ctx, found.id)
 }
 
 // ResolveCheckpoint finds a checkpoint of a machine, or of any when machineID
@@ -164,7 +162,7 @@ func (c *Catalog) ResolveCheckpoint(ctx context.Context, machineID, ref string) 
 	if ref == "" {
 		return k, emptyRef("checkpoint")
 	}
-	err = c.view(ctx, func(q querier) error {
+	err = c.db.View(ctx, func(q database.Querier) error {
 		var id string
 		if ref == Last {
 			id, err = lastCheckpoint(ctx, q, machineID)
@@ -182,17 +180,17 @@ func (c *Catalog) ResolveCheckpoint(ctx context.Context, machineID, ref string) 
 	return k, err
 }
 
-func lastCheckpoint(ctx context.Context, q querier, machineID string) (string, error) {
+func lastCheckpoint(ctx context.Context, q database.Querier, machineID string) (string, error) {
 	id, err := lastUsed(ctx, q, "checkpoint", machineID)
 	if err != nil || id != "" {
 		return id, err
 	}
-	return one(ctx, q, noCheckpoint(Last), scanValue[string],
+	return database.One(ctx, q, noCheckpoint(Last), database.Value[string],
 		`SELECT id FROM checkpoints WHERE ?1 = '' OR machine_id = ?1 ORDER BY seq DESC LIMIT 1`, machineID)
 }
 
-func findCheckpoint(ctx context.Context, q querier, machineID, ref string) (string, error) {
-	list, err := all(ctx, q, scanCandidate, `SELECT k.id, coalesce(k.name, ''), k.machine_id, m.name
+func findCheckpoint(ctx context.Context, q database.Querier, machineID, ref string) (string, error) {
+	list, err := database.All(ctx, q, scanCandidate, `SELECT k.id, coalesce(k.name, ''), k.machine_id, m.name
 		FROM checkpoints k JOIN machines m ON m.id = k.machine_id
 		WHERE `+matches("coalesce(k.name, '')", "k.id")+` ORDER BY m.name, k.seq`, ref)
 	if err != nil {

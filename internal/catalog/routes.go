@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -16,18 +17,18 @@ func scanRoute(rows *sql.Rows) (Route, error) {
 		created int64
 	)
 	err := rows.Scan(&r.Host, &r.MachineID, &r.Port, &created, &r.Machine)
-	r.CreatedAt = fromNano(created)
+	r.CreatedAt = database.Time(created)
 	return r, err
 }
 
 // PutRoute publishes a host name, or moves it to another port of the same
 // machine. One that leads to another machine is a CONFLICT that names it.
 func (c *Catalog) PutRoute(ctx context.Context, r Route) error {
-	return c.write(ctx, "put-route", func(t *tx) error {
-		if _, err := t.machine(r.MachineID); err != nil {
+	return c.db.Write(ctx, "put-route", func(t *database.Tx) error {
+		if _, err := machineOf(t, r.MachineID); err != nil {
 			return err
 		}
-		old, err := all(ctx, t, scanRoute, selectRoute+`WHERE r.host = ?`, r.Host)
+		old, err := database.All(ctx, t, scanRoute, selectRoute+`WHERE r.host = ?`, r.Host)
 		if err != nil {
 			return err
 		}
@@ -35,40 +36,38 @@ func (c *Catalog) PutRoute(ctx context.Context, r Route) error {
 			return errdefs.New(errdefs.Conflict, "publish host %q: it leads to machine %q; choose another host, or withdraw it with: holdpoint unexpose %s",
 				r.Host, old[0].Machine, r.Host)
 		}
-		return t.exec(`INSERT INTO routes VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET port = excluded.port`,
-			r.Host, r.MachineID, r.Port, t.orNow(r.CreatedAt))
+		return t.Do(`INSERT INTO routes VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET port = excluded.port`,
+			r.Host, r.MachineID, r.Port, t.OrNow(r.CreatedAt))
 	})
 }
 
 // RemoveRoute withdraws a host name; NOT_FOUND if it is not published.
 func (c *Catalog) RemoveRoute(ctx context.Context, host string) error {
-	return c.write(ctx, "remove-route", func(t *tx) error {
-		return t.execOne(noRoute(host), `DELETE FROM routes WHERE host = ?`, host)
+	return c.db.Write(ctx, "remove-route", func(t *database.Tx) error {
+		return t.DoOne(noRoute(host), `DELETE FROM routes WHERE host = ?`, host)
 	})
 }
 
 // GetRoute gives the route of a host name; NOT_FOUND if it is not published.
 func (c *Catalog) GetRoute(ctx context.Context, host string) (Route, error) {
-	r, err := one(ctx, c.r, noRoute(host), scanRoute, selectRoute+`WHERE r.host = ?`, host)
-	return r, c.storage(err)
+	return database.One(ctx, c.db, noRoute(host), scanRoute, selectRoute+`WHERE r.host = ?`, host)
 }
 
 // ListRoutes gives the routes of a machine, or of all when the id is empty, by host.
 func (c *Catalog) ListRoutes(ctx context.Context, machineID string) ([]Route, error) {
-	list, err := all(ctx, c.r, scanRoute, selectRoute+`WHERE ?1 = '' OR r.machine_id = ?1 ORDER BY r.host`, machineID)
-	return list, c.storage(err)
+	return database.All(ctx, c.db, scanRoute, selectRoute+`WHERE ?1 = '' OR r.machine_id = ?1 ORDER BY r.host`, machineID)
 }
 
 func noRoute(host string) error { return notFound("route", host, "holdpoint routes") }
 
 // restoreRoutes makes the machine's routes those of a checkpoint. Hosts that
 // are another machine's stay there.
-func restoreRoutes(t *tx, machineID string, routes []checkpoint.Route) error {
-	if err := t.exec(`DELETE FROM routes WHERE machine_id = ?`, machineID); err != nil {
+func restoreRoutes(t *database.Tx, machineID string, routes []checkpoint.Route) error {
+	if err := t.Do(`DELETE FROM routes WHERE machine_id = ?`, machineID); err != nil {
 		return err
 	}
 	for _, r := range routes {
-		if err := t.exec(`INSERT OR IGNORE INTO routes VALUES (?, ?, ?, ?)`, r.Host, machineID, r.Port, t.now.UnixNano()); err != nil {
+		if err := t.Do(`INSERT OR IGNORE INTO routes VALUES (?, ?, ?, ?)`, r.Host, machineID, r.Port, t.Now.UnixNano()); err != nil {
 			return err
 		}
 	}

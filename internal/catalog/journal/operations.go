@@ -1,4 +1,4 @@
-package catalog
+package journal
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/database"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -27,7 +28,7 @@ func scanOperationRow(rows *sql.Rows) (operationRow, error) {
 	)
 	err := rows.Scan(&o.ID, &o.RequestID, &o.Verb, &o.Options, &o.MachineID, &o.MachineName, &o.Phase, &o.State, &o.Detail,
 		&o.ErrorKind, &o.ErrorMessage, &o.Result, &created, &ended, &o.digest)
-	o.CreatedAt, o.EndedAt = fromNano(created), fromNano(ended)
+	o.CreatedAt, o.EndedAt = database.Time(created), database.Time(ended)
 	return o, err
 }
 
@@ -38,7 +39,7 @@ func scanOperation(rows *sql.Rows) (Operation, error) {
 
 // digest identifies verb and options, whatever the layout of their JSON.
 func digest(verb string, options []byte) (string, error) {
-	d := json.NewDecoder(bytes.NewReader([]byte(orEmpty(options))))
+	d := json.NewDecoder(bytes.NewReader([]byte(database.JSON(options))))
 	d.UseNumber() // as floats, large numbers would look the same
 	var v any
 	if err := d.Decode(&v); err != nil {
@@ -57,13 +58,13 @@ func digest(verb string, options []byte) (string, error) {
 // and options gives the operation recorded first and existing = true; with
 // others it is REQUEST_ID_CONFLICT. A claim that another operation holds is
 // MACHINE_BUSY or REFERENCED, as for Acquire, and nothing is recorded.
-func (c *Catalog) Admit(ctx context.Context, o Operation, ttl time.Duration, claims ...Claim) (op Operation, existing bool, err error) {
+func (j *Journal) Admit(ctx context.Context, o Operation, ttl time.Duration, claims ...Claim) (op Operation, existing bool, err error) {
 	sum, err := digest(o.Verb, o.Options)
 	if err != nil {
 		return Operation{}, false, err
 	}
-	err = c.write(ctx, "admit-operation", func(t *tx) error {
-		old, err := all(ctx, t, scanOperationRow, selectOperation+`WHERE request_id = ?`, o.RequestID)
+	err = j.cfg.DB.Write(ctx, "admit-operation", func(t *database.Tx) error {
+		old, err := database.All(ctx, t, scanOperationRow, selectOperation+`WHERE request_id = ?`, o.RequestID)
 		if err != nil {
 			return err
 		}
@@ -75,17 +76,17 @@ func (c *Catalog) Admit(ctx context.Context, o Operation, ttl time.Duration, cla
 			op, existing = old[0].Operation, true
 			return nil
 		}
-		err = t.exec(`INSERT INTO operations (id, request_id, verb, options, options_digest, machine_id, machine_name, phase, state,
+		err = t.Do(`INSERT INTO operations (id, request_id, verb, options, options_digest, machine_id, machine_name, phase, state,
 			detail, error_kind, error_message, result, created_at, ended_at)
 			VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'running', ?, '', '', '{}', ?, 0)`,
-			o.ID, o.RequestID, o.Verb, orEmpty(o.Options), sum, o.MachineID, o.MachineName, o.Phase, orEmpty(o.Detail), t.orNow(o.CreatedAt))
+			o.ID, o.RequestID, o.Verb, database.JSON(o.Options), sum, o.MachineID, o.MachineName, o.Phase, database.JSON(o.Detail), t.OrNow(o.CreatedAt))
 		if err != nil {
 			return err
 		}
-		if err := acquire(t, o.ID, t.now.Add(ttl), claims); err != nil {
+		if err := acquire(t, o.ID, t.Now.Add(ttl), claims); err != nil {
 			return err
 		}
-		op, err = one(ctx, t, noOperation(o.ID), scanOperation, selectOperation+`WHERE id = ?`, o.ID)
+		op, err = database.One(ctx, t, NotFound(o.ID), scanOperation, selectOperation+`WHERE id = ?`, o.ID)
 		return err
 	})
 	if err != nil {
@@ -105,9 +106,9 @@ type Progress struct {
 
 // UpdateOperation records how far a running operation came. It is durable, so
 // that a later daemon finishes or undoes by it; progress in bytes is not for here.
-func (c *Catalog) UpdateOperation(ctx context.Context, id string, p Progress) error {
-	return c.write(ctx, "update-operation", func(t *tx) error {
-		return t.execOne(notRunning(id), `UPDATE operations SET phase = coalesce(nullif(?, ''), phase),
+func (j *Journal) UpdateOperation(ctx context.Context, id string, p Progress) error {
+	return j.cfg.DB.Write(ctx, "update-operation", func(t *database.Tx) error {
+		return t.DoOne(notRunning(id), `UPDATE operations SET phase = coalesce(nullif(?, ''), phase),
 			detail = coalesce(nullif(?, ''), detail), machine_id = coalesce(nullif(?, ''), machine_id),
 			machine_name = coalesce(nullif(?, ''), machine_name) WHERE id = ? AND state = 'running'`,
 			p.Phase, string(p.Detail), p.MachineID, p.MachineName, id)
@@ -115,8 +116,8 @@ func (c *Catalog) UpdateOperation(ctx context.Context, id string, p Progress) er
 }
 
 // UpdatePhase is UpdateOperation of phase and detail.
-func (c *Catalog) UpdatePhase(ctx context.Context, id, phase string, detail []byte) error {
-	return c.UpdateOperation(ctx, id, Progress{Phase: phase, Detail: detail})
+func (j *Journal) UpdatePhase(ctx context.Context, id, phase string, detail []byte) error {
+	return j.UpdateOperation(ctx, id, Progress{Phase: phase, Detail: detail})
 }
 
 // Outcome is how an operation ended.
@@ -131,54 +132,54 @@ type Outcome struct {
 
 // Finish records the outcome of a running operation and gives back its leases
 // and what it displaced, in one commit. Long-ended operations are pruned.
-func (c *Catalog) Finish(ctx context.Context, id string, out Outcome) error {
+func (j *Journal) Finish(ctx context.Context, id string, out Outcome) error {
 	message := ""
 	if out.Err != nil {
-		message = oneLine(out.Err.Error())
+		message = database.OneLine(out.Err.Error())
 	}
-	return c.write(ctx, "finish-operation", func(t *tx) error {
-		err := t.execOne(notRunning(id), `UPDATE operations SET state = ?, error_kind = ?, error_message = ?, result = ?, ended_at = ?
+	return j.cfg.DB.Write(ctx, "finish-operation", func(t *database.Tx) error {
+		err := t.DoOne(notRunning(id), `UPDATE operations SET state = ?, error_kind = ?, error_message = ?, result = ?, ended_at = ?
 			WHERE id = ? AND state = 'running'`,
-			out.State, errdefs.KindOf(out.Err), message, orEmpty(out.Result), t.now.UnixNano(), id)
+			out.State, errdefs.KindOf(out.Err), message, database.JSON(out.Result), t.Now.UnixNano(), id)
 		if err != nil {
 			return err
 		}
-		if err := t.exec(`DELETE FROM leases WHERE operation_id = ?`, id); err != nil {
+		if err := t.Do(`DELETE FROM leases WHERE operation_id = ?`, id); err != nil {
 			return err
 		}
-		if err := dropDisplaced(t, id); err != nil {
+		if err := j.cfg.Ended(t, id); err != nil {
 			return err
 		}
-		return t.exec(`DELETE FROM operations WHERE state <> 'running' AND seq <=
-			(SELECT seq FROM operations WHERE state <> 'running' ORDER BY seq DESC LIMIT 1 OFFSET ?)`, c.cfg.KeepOperations)
+		return t.Do(`DELETE FROM operations WHERE state <> 'running' AND seq <=
+			(SELECT seq FROM operations WHERE state <> 'running' ORDER BY seq DESC LIMIT 1 OFFSET ?)`, j.cfg.Keep)
 	})
 }
 
 // GetOperation gives the operation of an id; NOT_FOUND if there is none.
-func (c *Catalog) GetOperation(ctx context.Context, id string) (Operation, error) {
-	o, err := one(ctx, c.r, noOperation(id), scanOperation, selectOperation+`WHERE id = ?`, id)
-	return o, c.storage(err)
+func (j *Journal) GetOperation(ctx context.Context, id string) (Operation, error) {
+	return database.One(ctx, j.cfg.DB, NotFound(id), scanOperation, selectOperation+`WHERE id = ?`, id)
 }
 
 // ListOperations gives the operations of a machine, or of all when the id is
 // empty, newest first; ended ones only if ended is true.
-func (c *Catalog) ListOperations(ctx context.Context, machineID string, ended bool) ([]Operation, error) {
+func (j *Journal) ListOperations(ctx context.Context, machineID string, ended bool) ([]Operation, error) {
 	where := `WHERE state = 'running' AND (?1 = '' OR machine_id = ?1)`
 	if ended {
 		where = `WHERE ?1 = '' OR machine_id = ?1`
 	}
-	list, err := all(ctx, c.r, scanOperation, selectOperation+where+` ORDER BY seq DESC`, machineID)
-	return list, c.storage(err)
+	return database.All(ctx, j.cfg.DB, scanOperation, selectOperation+where+` ORDER BY seq DESC`, machineID)
 }
 
 // Unfinished gives the running operations, oldest first: what a starting
 // daemon finishes or undoes.
-func (c *Catalog) Unfinished(ctx context.Context) ([]Operation, error) {
-	list, err := all(ctx, c.r, scanOperation, selectOperation+`WHERE state = 'running' ORDER BY seq`)
-	return list, c.storage(err)
+func (j *Journal) Unfinished(ctx context.Context) ([]Operation, error) {
+	return database.All(ctx, j.cfg.DB, scanOperation, selectOperation+`WHERE state = 'running' ORDER BY seq`)
 }
 
-func noOperation(ref string) error { return notFound("operation", ref, "holdpoint operation ls --all") }
+// NotFound is the error of a reference that no operation answers to.
+func NotFound(ref string) error {
+	return errdefs.New(errdefs.NotFound, "find operation %q: there is none; see holdpoint operation ls --all", ref)
+}
 
 func notRunning(id string) error {
 	return errdefs.New(errdefs.WrongState, "record operation %s: it is not running; see holdpoint operation show %s", id, id)

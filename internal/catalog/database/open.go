@@ -1,16 +1,13 @@
-package catalog
+package database
 
 import (
 	"context"
-	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
-	"path/filepath"
 	"sort"
+	"strings"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -22,23 +19,18 @@ import (
 // applicationID marks the file as ours in its header: "hold" in ASCII.
 const applicationID = 0x686f6c64
 
-//go:embed migrations/*.sql
-var migrationFiles embed.FS
-
-// migrations are the schema's steps; the n-th leads to version n. A step that
-// was released never changes.
-func migrations() ([]string, error) {
-	names, err := fs.Glob(migrationFiles, "migrations/*.sql")
+func readMigrations(files fs.FS) ([]string, error) {
+	names, err := fs.Glob(files, "*.sql")
 	if err != nil {
 		return nil, err
 	}
 	sort.Strings(names)
 	var list []string
 	for i, name := range names {
-		if want := fmt.Sprintf("%03d_", i+1); filepath.Base(name)[:4] != want {
+		if want := fmt.Sprintf("%03d_", i+1); !strings.HasPrefix(name, want) {
 			return nil, fmt.Errorf("read migration %q: its name does not start with %s", name, want)
 		}
-		b, err := migrationFiles.ReadFile(name)
+		b, err := fs.ReadFile(files, name)
 		if err != nil {
 			return nil, err
 		}
@@ -47,24 +39,9 @@ func migrations() ([]string, error) {
 	return list, nil
 }
 
-func openDB(path, options string, conns int) (*sql.DB, error) {
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		return nil, fmt.Errorf("open catalog %q: %w", path, err)
-	}
-	u := url.URL{Scheme: "file", Path: filepath.ToSlash(abs), RawQuery: options}
-	db, err := sql.Open("sqlite", u.String())
-	if err != nil {
-		return nil, errdefs.New(errdefs.Storage, "open catalog %q: %w", path, err)
-	}
-	db.SetMaxOpenConns(conns)
-	db.SetMaxIdleConns(conns)
-	return db, nil
-}
-
 // prepare makes a catalog where there is none and checks one that is there,
 // without changing it. It returns the schema's version.
-func prepare(ctx context.Context, cfg Config) (int, error) {
+func prepare(ctx context.Context, cfg Config, known int) (int, error) {
 	st, err := os.Lstat(cfg.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -79,7 +56,7 @@ func prepare(ctx context.Context, cfg Config) (int, error) {
 	case st.Size() == 0:
 		return 0, damaged(cfg.Path, "it is empty")
 	}
-	return check(ctx, cfg.Path)
+	return check(ctx, cfg.Path, known)
 }
 
 // create makes an empty catalog under another name and renames it, so that a
@@ -93,7 +70,7 @@ func create(ctx context.Context, cfg Config) error {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	db, err := openDB(tmp, "_pragma=journal_mode(MEMORY)&_pragma=synchronous(FULL)", 1)
+	db, err := connect(tmp, "_pragma=journal_mode(MEMORY)&_pragma=synchronous(FULL)", 1)
 	if err == nil {
 		_, err = db.ExecContext(ctx, fmt.Sprintf("PRAGMA application_id = %d; VACUUM", applicationID))
 		err = errors.Join(err, db.Close())
@@ -113,8 +90,8 @@ func create(ctx context.Context, cfg Config) error {
 
 // check reads the whole file once for damage (a catalog is a few MiB at most)
 // and tells its version.
-func check(ctx context.Context, path string) (version int, err error) {
-	db, err := openDB(path, "mode=ro&"+pragmas, 1)
+func check(ctx context.Context, path string, known int) (version int, err error) {
+	db, err := connect(path, "mode=ro&"+pragmas, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -132,13 +109,9 @@ func check(ctx context.Context, path string) (version int, err error) {
 	if version, err = number("user_version"); err != nil {
 		return 0, classify(path, err)
 	}
-	steps, err := migrations()
-	if err != nil {
-		return 0, err
-	}
-	if version > len(steps) {
+	if version > known {
 		return 0, errdefs.New(errdefs.Incompatible,
-			"open catalog %q: its schema is version %d, this build knows up to %d; use the newer holdpoint", path, version, len(steps))
+			"open catalog %q: its schema is version %d, this build knows up to %d; use the newer holdpoint", path, version, known)
 	}
 	var verdict string
 	if err := db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&verdict); err != nil {
@@ -150,24 +123,20 @@ func check(ctx context.Context, path string) (version int, err error) {
 	return version, nil
 }
 
-func (c *Catalog) migrate(ctx context.Context, version int) error {
+func (d *DB) migrate(ctx context.Context, version int, steps []string) error {
 	var mode string
-	if err := c.w.QueryRowContext(ctx, "PRAGMA journal_mode = WAL").Scan(&mode); err != nil {
-		return c.storage(err)
+	if err := d.w.QueryRowContext(ctx, "PRAGMA journal_mode = WAL").Scan(&mode); err != nil {
+		return d.classify(err)
 	}
 	if mode != "wal" {
-		return errdefs.New(errdefs.Storage, "open catalog %q: its file system has no write-ahead log (%s); move the home to a local disk", c.cfg.Path, mode)
-	}
-	steps, err := migrations()
-	if err != nil {
-		return err
+		return errdefs.New(errdefs.Storage, "open catalog %q: its file system has no write-ahead log (%s); move the home to a local disk", d.cfg.Path, mode)
 	}
 	for n := version + 1; n <= len(steps); n++ {
-		err := c.write(ctx, fmt.Sprintf("migrate-%d", n), func(t *tx) error {
-			return t.exec(steps[n-1] + fmt.Sprintf("\nPRAGMA user_version = %d;", n))
+		err := d.Write(ctx, fmt.Sprintf("migrate-%d", n), func(t *Tx) error {
+			return t.Do(steps[n-1] + fmt.Sprintf("\nPRAGMA user_version = %d;", n))
 		})
 		if err != nil {
-			return fmt.Errorf("migrate catalog %q to version %d: %w", c.cfg.Path, n, err)
+			return fmt.Errorf("migrate catalog %q to version %d: %w", d.cfg.Path, n, err)
 		}
 	}
 	return nil
@@ -175,12 +144,12 @@ func (c *Catalog) migrate(ctx context.Context, version int) error {
 
 func damaged(path, how string) error {
 	return errdefs.New(errdefs.Storage,
-		"open catalog %q: damaged (%s); stop the daemon and put a backup back, or move the file and its -wal away to begin anew", path, oneLine(how))
+		"open catalog %q: damaged (%s); stop the daemon and put a backup back, or move the file and its -wal away to begin anew", path, OneLine(how))
 }
 
-// storage gives the database's own failures their kind; others pass.
-func (c *Catalog) storage(err error) error { return classify(c.cfg.Path, err) }
+func (d *DB) classify(err error) error { return classify(d.cfg.Path, err) }
 
+// classify gives SQLite's own failures their kind; others pass.
 func classify(path string, err error) error {
 	var se *sqlite.Error
 	if !errors.As(err, &se) {
@@ -197,14 +166,15 @@ func classify(path string, err error) error {
 	return errdefs.New(errdefs.Storage, "use catalog %q: %w", path, err)
 }
 
-// isUnique reports a violation of a UNIQUE or PRIMARY KEY rule.
-func isUnique(err error) bool {
+// IsUnique reports a violation of a UNIQUE or PRIMARY KEY rule.
+func IsUnique(err error) bool {
 	var se *sqlite.Error
 	return errors.As(err, &se) &&
 		(se.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE || se.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
 }
 
-func oneLine(s string) string {
+// OneLine puts spaces in the place of line ends.
+func OneLine(s string) string {
 	b := []byte(s)
 	for i := range b {
 		if b[i] == '\n' || b[i] == '\r' {
