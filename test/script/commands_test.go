@@ -2,192 +2,50 @@ package script_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"os/exec"
-	"regexp"
-	"strconv"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/holdpoint/holdpoint/test/session"
 )
 
-// commands are what scripts have besides testscript's own:
-//
-//	code N CMD…            CMD ends with exit code N
-//	fails N PATTERN CMD…   CMD ends with exit code N, and says one line on stderr
-//	                       that matches and begins with "holdpoint: "
-//	[!] json PATH PATTERN  in the JSON of the last stdout the value at PATH, such
-//	                       as machines.0.name, matches; with ! it is absent
-//	keep NAME PATH         sets the variable NAME to the value at PATH
-//	await PATTERN CMD…     repeats CMD until its stdout matches
-//	spoil NAME             changes the kernel of an image
-//	api METHOD JSON        calls the daemon's API with JSON over HTTP; stdout is
-//	                       the answer; METHOD is such as MachineService/Get
-//	image NAME [ARCH]      puts an image of a fake disk into the home
-//	fault NAME [TEXT]      makes machines misbehave, see machinetest.FakeConfig
-//	unfault NAME           and no more
-//	kill9 daemon|monitor|machine [NAME]   SIGKILL, and wait until it is gone
-//	signal SIG NAME        sends SIG to the background command NAME
-//	clean                  nothing is half-made: see the function
-//	running N              N machines run, each with one monitor
-//	httpget URL PATTERN    the proxy answers with what matches, status line included
-//	otherbuild             makes holdpoint2, which is of another build
-//	pty ANSWER CMD…        runs CMD on a terminal and types ANSWER when it asks
-var commands = map[string]func(*testscript.TestScript, bool, []string){
-	"code":       cmdCode,
-	"fails":      cmdFails,
-	"json":       cmdJSON,
-	"keep":       cmdKeep,
-	"await":      cmdAwait,
-	"api":        cmdAPI,
-	"image":      cmdImage,
-	"spoil":      cmdSpoil,
-	"fault":      cmdFault,
-	"unfault":    cmdUnfault,
-	"kill9":      cmdKill9,
-	"clean":      cmdClean,
-	"running":    cmdRunning,
-	"httpget":    cmdHTTPGet,
-	"otherbuild": cmdOtherBuild,
+// faultsOf is the folder of a session's faults.
+func faultsOf(s *session.Session) string { return filepath.Join(s.Dir, "faults") }
+
+func cmdFault(ts *testscript.TestScript, neg bool, args []string) {
+	session.Usage(ts, neg, args, 1, "fault NAME [TEXT]")
+	path := filepath.Join(faultsOf(session.Of(ts)), args[0])
+	ts.Check(os.WriteFile(path, []byte(strings.Join(args[1:], " ")), 0o600))
 }
 
-// exitCode is that of a command run by ts.Exec.
-func exitCode(ts *testscript.TestScript, err error) int {
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &exit):
-		return exit.ExitCode()
-	}
-	ts.Fatalf("%v", err)
-	return 0
+func cmdUnfault(ts *testscript.TestScript, neg bool, args []string) {
+	session.Usage(ts, neg, args, 1, "unfault NAME")
+	ts.Check(os.Remove(filepath.Join(faultsOf(session.Of(ts)), args[0])))
 }
 
-func usage(ts *testscript.TestScript, neg bool, args []string, least int, text string) {
-	if neg || len(args) < least {
-		ts.Fatalf("usage: %s", text)
-	}
-}
-
-func cmdCode(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 2, "code N CMD…")
-	want, err := strconv.Atoi(args[0])
+// cmdOtherBuild copies the binary with another build id. The id is in the ELF
+// note that the Go linker writes (cmd/internal/buildid); nothing else reads it.
+func cmdOtherBuild(ts *testscript.TestScript, neg bool, args []string) {
+	session.Usage(ts, neg, args, 0, "otherbuild")
+	data, err := os.ReadFile(binary())
 	ts.Check(err)
-	if got := exitCode(ts, ts.Exec(args[1], args[2:]...)); got != want {
-		ts.Fatalf("exit code is %d, want %d", got, want)
+	note := []byte("\x04\x00\x00\x00Go\x00\x00")
+	i := bytes.Index(data[:32<<10], note)
+	if i < 0 {
+		ts.Check(errors.New("the binary has no build id"))
 	}
-}
-
-func cmdFails(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 3, "fails N PATTERN CMD…")
-	cmdCode(ts, false, append(args[:1:1], args[2:]...))
-	line := ts.ReadFile("stderr")
-	pattern, err := regexp.Compile(args[1])
-	ts.Check(err)
-	switch {
-	case !strings.HasPrefix(line, "holdpoint: ") || strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n"):
-		ts.Fatalf("stderr is not one line of holdpoint's: %q", line)
-	case !pattern.MatchString(line):
-		ts.Fatalf("stderr does not match %q: %q", args[1], line)
+	id := data[i+len(note):]
+	if id[0] == 'x' {
+		id[0] = 'y'
+	} else {
+		id[0] = 'x'
 	}
-}
-
-// lookUp finds the value at path in the JSON of the last stdout.
-func lookUp(ts *testscript.TestScript, path string) (string, bool) {
-	var value any
-	dec := json.NewDecoder(strings.NewReader(ts.ReadFile("stdout")))
-	dec.UseNumber()
-	if err := dec.Decode(&value); err != nil {
-		ts.Fatalf("stdout is no JSON: %v", err)
-	}
-	if dec.More() {
-		ts.Fatalf("stdout is more than one object")
-	}
-	for key := range strings.SplitSeq(path, ".") {
-		switch v := value.(type) {
-		case map[string]any:
-			next, ok := v[key]
-			if !ok {
-				return "", false
-			}
-			value = next
-		case []any:
-			if key == "len" {
-				value = len(v)
-				continue
-			}
-			i, err := strconv.Atoi(key)
-			if err != nil || i >= len(v) {
-				return "", false
-			}
-			value = v[i]
-		default:
-			return "", false
-		}
-	}
-	if s, ok := value.(string); ok {
-		return s, true
-	}
-	text, err := json.Marshal(value)
-	ts.Check(err)
-	return string(text), true
-}
-
-func cmdJSON(ts *testscript.TestScript, neg bool, args []string) {
-	if len(args) < 1 || len(args) > 2 {
-		ts.Fatalf("usage: [!] json PATH [PATTERN]")
-	}
-	value, ok := lookUp(ts, args[0])
-	if len(args) == 1 {
-		if ok == neg {
-			ts.Fatalf("%s is there: %v", args[0], ok)
-		}
-		return
-	}
-	if !ok {
-		ts.Fatalf("there is no %s", args[0])
-	}
-	matches, err := regexp.MatchString(args[1], value)
-	ts.Check(err)
-	if matches == neg {
-		ts.Fatalf("%s is %q", args[0], value)
-	}
-}
-
-func cmdKeep(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 2, "keep NAME PATH")
-	value, ok := lookUp(ts, args[1])
-	if !ok {
-		ts.Fatalf("there is no %s", args[1])
-	}
-	ts.Setenv(args[0], value)
-}
-
-func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 2, "await PATTERN CMD…")
-	pattern, err := regexp.Compile(args[0])
-	ts.Check(err)
-	ts.Check(await(func() error {
-		cmd := exec.Command(args[1], args[2:]...)
-		cmd.Env = environ(ts)
-		cmd.Dir = ts.MkAbs(".")
-		var out bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := cmd.Run(); err != nil || !pattern.Match(out.Bytes()) {
-			return fmt.Errorf("%v never gave %q; last: %v\n%s", args[1:], args[0], err, out.Bytes())
-		}
-		return nil
-	}))
-}
-
-// environ is what commands run outside of ts.Exec need of the environment.
-func environ(ts *testscript.TestScript) []string {
-	var env []string
-	for _, name := range []string{"PATH", "HOME", "HOLDPOINT_HOME", faultsVariable, "NO_COLOR"} {
-		env = append(env, name+"="+ts.Getenv(name))
-	}
-	return env
+	dir := filepath.Join(session.Of(ts).Dir, "other")
+	ts.Check(os.Mkdir(dir, 0o700))
+	ts.Check(os.WriteFile(filepath.Join(dir, "holdpoint"), data, 0o700))
+	ts.Check(os.Symlink("holdpoint", filepath.Join(dir, "holdpoint2")))
+	ts.Setenv("OTHER", filepath.Join(dir, "holdpoint"))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
+	"github.com/holdpoint/holdpoint/test/session"
 )
 
 // imageBytes is the size of a fake image's root disk.
@@ -25,12 +26,12 @@ const imageBytes = 256 << 20
 // cmdImage puts an image into the home, as a build would; no daemon runs yet.
 // It is made from the description of the formats alone.
 func cmdImage(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 1, "image NAME [ARCH]")
+	session.Usage(ts, neg, args, 1, "image NAME [ARCH]")
 	arch := image.Architecture
 	if len(args) > 1 {
 		arch = args[1]
 	}
-	h := homeOf(ts)
+	h := session.HomeOf(ts)
 	ts.Check(h.Create())
 	m, err := writeImage(h, args[0], arch)
 	ts.Check(err)
@@ -131,13 +132,13 @@ func diskDigest(path string) (string, error) {
 
 // cmdSpoil changes a byte of an image's kernel.
 func cmdSpoil(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 1, "spoil NAME")
+	session.Usage(ts, neg, args, 1, "spoil NAME")
 	ts.Check(ts.Exec("holdpoint", "image", "inspect", args[0], "--json"))
-	id, ok := lookUp(ts, "image.build_id")
+	id, ok := session.LookUp(ts, "image.build_id")
 	if !ok {
 		ts.Fatalf("no build id")
 	}
-	kernel := filepath.Join(homeOf(ts).Images(), id, "kernel")
+	kernel := filepath.Join(session.HomeOf(ts).Images(), id, "kernel")
 	data, err := os.ReadFile(kernel)
 	ts.Check(err)
 	data[0] ^= 1

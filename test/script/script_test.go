@@ -4,12 +4,13 @@
 package script_test
 
 import (
-	"fmt"
+	"maps"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/holdpoint/holdpoint/test/session"
 )
 
 // The sessions. Each runs in a home of its own; what it started is ended even
@@ -18,40 +19,42 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		Setup:               setup,
-		Cmds:                commands,
+		Cmds:                commands(),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		ContinueOnError:     false,
 	})
 }
 
-// setup gives a script its home. Its path is short, for sockets, and not below
-// $WORK, whose path is not.
+// setup gives a script its session.
 func setup(env *testscript.Env) error {
-	dir, err := os.MkdirTemp("/tmp", "hps")
+	s, err := session.New()
 	if err != nil {
 		return err
 	}
-	s := &session{home: filepath.Join(dir, "h"), faults: filepath.Join(dir, "faults"), binary: binary()}
-	for _, path := range []string{s.home, s.faults} {
-		if err := os.Mkdir(path, 0o700); err != nil {
-			return err
-		}
+	if err := os.Mkdir(faultsOf(s), 0o700); err != nil {
+		return err
 	}
-	env.Values[sessionKey{}] = s
-	env.Setenv("HOME", dir)
-	env.Setenv("HOLDPOINT_HOME", s.home)
-	env.Setenv("FAULTS", s.faults)
-	env.Setenv(faultsVariable, s.faults)
-	env.Setenv("NO_COLOR", "1")
-	env.Defer(func() {
-		if err := s.end(); err != nil {
-			env.T().Log(err)
-			env.T().FailNow()
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			env.T().Log(fmt.Sprint(err))
-		}
-	})
+	s.Env = append(s.Env, faultsVariable+"="+faultsOf(s))
+	s.Setup(env)
 	return nil
+}
+
+// commands are those of sessions, and:
+//
+//	image NAME [ARCH]   puts an image of a fake disk into the home
+//	spoil NAME          changes the kernel of an image
+//	fault NAME [TEXT]   makes machines misbehave, see machinetest.FakeConfig
+//	unfault NAME        and no more
+//	otherbuild          makes $OTHER, a holdpoint of another build
+func commands() map[string]func(*testscript.TestScript, bool, []string) {
+	all := session.Commands()
+	maps.Copy(all, map[string]func(*testscript.TestScript, bool, []string){
+		"image":      cmdImage,
+		"spoil":      cmdSpoil,
+		"fault":      cmdFault,
+		"unfault":    cmdUnfault,
+		"otherbuild": cmdOtherBuild,
+	})
+	return all
 }

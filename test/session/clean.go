@@ -1,4 +1,4 @@
-package script_test
+package session
 
 import (
 	"database/sql"
@@ -8,13 +8,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	_ "modernc.org/sqlite" // the catalog is read behind the daemon's back
 )
 
-// cmdClean fails when something half-made is left:
+func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
+	Usage(ts, neg, args, 0, "clean")
+	ts.Check(Of(ts).Clean())
+}
+
+// Clean fails when something half-made is left:
 //
 //   - an operation that has not ended, a lease, a displaced disk;
 //   - a layer on the disk that the catalog does not know, or the other way
@@ -25,12 +29,10 @@ import (
 //   - an image's folder that the catalog does not know.
 //
 // What ends in the background is given time to.
-func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
-	usage(ts, neg, args, 0, "clean")
-	s := sessionOf(ts)
-	ts.Check(await(func() error {
+func (s *Session) Clean() error {
+	return Await(func() error {
 		return errors.Join(s.checkCatalog(), s.checkProcesses())
-	}))
+	})
 }
 
 // query gives the first columns of all rows.
@@ -51,8 +53,9 @@ func query(db *sql.DB, text string) ([]string, error) {
 	return found, rows.Err()
 }
 
-func (s *session) catalog() (*sql.DB, error) {
-	return sql.Open("sqlite", "file:"+filepath.Join(s.home, "catalog.db")+"?mode=ro&_pragma=busy_timeout(5000)")
+// Catalog opens the catalog to read it behind the daemon's back.
+func (s *Session) Catalog() (*sql.DB, error) {
+	return sql.Open("sqlite", "file:"+filepath.Join(s.Home, "catalog.db")+"?mode=ro&_pragma=busy_timeout(5000)")
 }
 
 // mustBeEmpty are queries that find what is half-made.
@@ -65,8 +68,8 @@ var mustBeEmpty = map[string]string{
 		AND id NOT IN (SELECT layer_id FROM checkpoint_layers)`,
 }
 
-func (s *session) checkCatalog() error {
-	db, err := s.catalog()
+func (s *Session) checkCatalog() error {
+	db, err := s.Catalog()
 	if err != nil {
 		return err
 	}
@@ -91,7 +94,7 @@ func (s *session) checkCatalog() error {
 		if err != nil {
 			return fmt.Errorf("list %s: %w", folder, err)
 		}
-		wrong = append(wrong, sameNames(filepath.Join(s.home, folder), want))
+		wrong = append(wrong, sameNames(filepath.Join(s.Home, folder), want))
 	}
 	return errors.Join(wrong...)
 }
@@ -115,8 +118,8 @@ func sameNames(folder string, want []string) error {
 
 // checkProcesses compares the processes with the machines' states: a running
 // or paused one has a monitor and a machine process, another has none.
-func (s *session) checkProcesses() error {
-	db, err := s.catalog()
+func (s *Session) checkProcesses() error {
+	db, err := s.Catalog()
 	if err != nil {
 		return err
 	}
@@ -125,7 +128,7 @@ func (s *session) checkProcesses() error {
 	if err != nil {
 		return err
 	}
-	procs, err := s.processes()
+	procs, err := s.Processes()
 	if err != nil {
 		return err
 	}
@@ -133,12 +136,12 @@ func (s *session) checkProcesses() error {
 	var wrong []error
 	for _, p := range procs {
 		switch {
-		case p.isMonitor():
+		case p.IsMonitor():
 			monitors++
-		case p.isFake() && strings.HasSuffix(p.cmdline, " machine "):
+		case p.IsMachine():
 			machines++
-		case len(alive) == 0 && !p.isDaemon():
-			wrong = append(wrong, fmt.Errorf("process %d is left: %s", p.pid, p.cmdline))
+		case len(alive) == 0 && !p.IsDaemon():
+			wrong = append(wrong, fmt.Errorf("process %d is left: %s", p.PID, p.Cmdline))
 		}
 	}
 	if monitors != len(alive) || machines != len(alive) {
