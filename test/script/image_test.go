@@ -1,7 +1,6 @@
 package script_test
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -31,21 +30,25 @@ func cmdImage(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) > 1 {
 		arch = args[1]
 	}
-	h := session.HomeOf(ts)
-	ts.Check(h.Create())
-	m, err := writeImage(h, args[0], arch)
-	ts.Check(err)
-	ctx := context.Background()
-	c, err := catalog.Open(ctx, catalog.Config{Path: h.Catalog()})
-	ts.Check(err)
-	err = c.PutImage(ctx, catalog.Image{
-		BuildID: m.BuildID, Name: args[0], Architecture: arch, KernelVersion: m.KernelVersion,
+	ts.Check(putImage(session.Of(ts), args[0], arch))
+}
+
+func putImage(s *session.Session, name, arch string) error {
+	h, err := home.Open(s.Home)
+	if err != nil {
+		return err
+	}
+	if err := h.Create(); err != nil {
+		return err
+	}
+	m, err := writeImage(h, name, arch)
+	if err != nil {
+		return err
+	}
+	return s.PutImage(catalog.Image{
+		BuildID: m.BuildID, Name: name, Architecture: arch, KernelVersion: m.KernelVersion,
 		DiskBytes: m.DiskBytes, StoredBytes: 4096, Packages: m.Packages, CreatedAt: m.CreatedAt,
 	})
-	if cerr := c.Close(); err == nil {
-		err = cerr
-	}
-	ts.Check(err)
 }
 
 func writeImage(h *home.Home, name, arch string) (image.Manifest, error) {

@@ -6,10 +6,12 @@ package script_test
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/test/session"
 )
 
@@ -57,4 +59,25 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"otherbuild": cmdOtherBuild,
 	})
 	return all
+}
+
+// newSession is a session with an image, for tests that are no scripts.
+func newSession(t *testing.T) *session.Session {
+	t.Helper()
+	s, err := session.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.End(); err != nil {
+			t.Error(err)
+		}
+	})
+	if s.Binary, err = exec.LookPath("holdpoint"); err != nil {
+		t.Fatal(err)
+	}
+	if err := putImage(s, "debian", image.Architecture); err != nil {
+		t.Fatal(err)
+	}
+	return s
 }

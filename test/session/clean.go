@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	_ "modernc.org/sqlite" // the catalog is read behind the daemon's back
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
 )
 
 func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
@@ -148,4 +151,14 @@ func (s *Session) checkProcesses() error {
 		wrong = append(wrong, fmt.Errorf("%d machines are alive, with %d monitors and %d machine processes", len(alive), monitors, machines))
 	}
 	return errors.Join(wrong...)
+}
+
+// PutImage records an image whose folder is in the home; no daemon runs.
+func (s *Session) PutImage(i catalog.Image) error {
+	ctx := context.Background()
+	c, err := catalog.Open(ctx, catalog.Config{Path: filepath.Join(s.Home, "catalog.db")})
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.PutImage(ctx, i), c.Close())
 }

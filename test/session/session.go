@@ -30,6 +30,8 @@ type key struct{}
 type Session struct {
 	// Dir is the session's own folder, Home the holdpoint home in it.
 	Dir, Home string
+	// Binary is the holdpoint that Run and its like run.
+	Binary string
 	// Env is added to the environment of what commands run.
 	Env []string
 }
@@ -108,7 +110,7 @@ func (s *Session) Processes() ([]Process, error) {
 		cwd, _ := os.Readlink(filepath.Join(dir, "cwd"))
 		if bytes.Contains(environ, []byte("HOLDPOINT_HOME="+s.Home+"\x00")) || bytes.Contains(cmdline, []byte(s.Home)) ||
 			strings.HasPrefix(cwd, s.Home+"/") {
-			found = append(found, proc{pid, strings.ReplaceAll(string(cmdline), "\x00", " ")})
+			found = append(found, Process{pid, strings.ReplaceAll(string(cmdline), "\x00", " ")})
 		}
 	}
 	return found, nil

@@ -1,0 +1,32 @@
+package script_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/holdpoint/holdpoint/test/session"
+)
+
+// TestKilledAtRandomMoments kills daemons and monitors in the middle of
+// checkpoints and restores, the same as with real guests but more often.
+func TestKilledAtRandomMoments(t *testing.T) {
+	for _, verb := range []string{"checkpoint", "restore"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			s := newSession(t)
+			s.Must(t, "run", "web", "--image", "debian")
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			k := session.Story{
+				Session: s, Machine: "web", Rounds: 12, Random: rand.New(rand.NewPCG(seed, 0)),
+				Victims: []session.Victim{session.Daemon, session.Monitor, session.Both},
+			}
+			if verb == "checkpoint" {
+				k.CutCheckpoints(t, 4)
+			} else {
+				k.CutRestores(t)
+			}
+		})
+	}
+}

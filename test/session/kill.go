@@ -1,0 +1,242 @@
+package session
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Result is what one command line said.
+type Result struct {
+	Stdout, Stderr string
+	Code           int
+}
+
+// Command prepares a command line of the session's holdpoint.
+func (s *Session) Command(args ...string) *exec.Cmd {
+	cmd := exec.Command(s.Binary, args...)
+	cmd.Env = append(cmd.Environ(), s.Env...)
+	cmd.Dir = s.Dir
+	return cmd
+}
+
+// Run runs a command line of the session's holdpoint.
+func (s *Session) Run(args ...string) (Result, error) {
+	return finish(s.Command(args...))
+}
+
+func finish(cmd *exec.Cmd) (Result, error) {
+	var out, diag bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &diag
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = nil
+	}
+	r := Result{Stdout: out.String(), Stderr: diag.String()}
+	if cmd.ProcessState != nil {
+		r.Code = cmd.ProcessState.ExitCode()
+	}
+	return r, err
+}
+
+// Must runs a command line that has to succeed and returns its stdout.
+func (s *Session) Must(t testing.TB, args ...string) string {
+	t.Helper()
+	r, err := s.Run(args...)
+	if err != nil || r.Code != 0 {
+		t.Fatalf("holdpoint %s: exit code %d, %v\n%s%s", strings.Join(args, " "), r.Code, err, r.Stdout, r.Stderr)
+	}
+	return r.Stdout
+}
+
+// JSON runs a command line that has to succeed, with --json, into v.
+func (s *Session) JSON(t testing.TB, v any, args ...string) {
+	t.Helper()
+	out := s.Must(t, append(args, "--json")...)
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		t.Fatalf("holdpoint %s: %v in %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// Victim says which processes are killed.
+type Victim string
+
+// The victims.
+const (
+	Daemon  Victim = "daemon"
+	Monitor Victim = "monitor"
+	Both    Victim = "daemon and monitor"
+)
+
+// Kill kills all the session's processes of the kind.
+func (s *Session) Kill(v Victim) error {
+	procs, err := s.Processes()
+	if err != nil {
+		return err
+	}
+	for _, p := range procs {
+		if p.IsDaemon() && v != Monitor || p.IsMonitor() && v != Daemon {
+			if err := KillAndWait(p.PID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Story is one machine whose verbs are cut off again and again.
+type Story struct {
+	*Session
+	// Machine is running.
+	Machine string
+	// Rounds is how often.
+	Rounds int
+	// Victims are killed in turn.
+	Victims []Victim
+	Random  *rand.Rand
+}
+
+// state is what a round knows of the machine.
+type state struct {
+	State      string `json:"state"`
+	Generation uint64 `json:"generation,string"`
+}
+
+// content is what the machine's disk says: one file, written and synced.
+func (k *Story) content(t testing.TB) string {
+	t.Helper()
+	return strings.TrimSpace(k.Must(t, "exec", k.Machine, "--", "cat", "content"))
+}
+
+func (k *Story) write(t testing.TB, content string) {
+	t.Helper()
+	k.Must(t, "exec", k.Machine, "--", "sh", "-c", "echo "+content+" >content; sync content")
+}
+
+func (k *Story) state(t testing.TB) state {
+	t.Helper()
+	var v struct{ Machine state }
+	k.JSON(t, &v, "inspect", k.Machine)
+	return v.Machine
+}
+
+// cut begins a command line, kills the victim a random part of span later, and
+// returns when the machine answers again and nothing half-made is left. It
+// tells whether the command line succeeded.
+func (k *Story) cut(t testing.TB, round int, span time.Duration, args ...string) bool {
+	t.Helper()
+	victim := k.Victims[round%len(k.Victims)]
+	moment := time.Duration(k.Random.Int64N(int64(span)))
+	cmd := k.Command(args...)
+	type end struct {
+		Result
+		err error
+	}
+	done := make(chan end, 1)
+	go func() {
+		r, err := finish(cmd)
+		done <- end{r, err}
+	}()
+	time.Sleep(moment) // the one thing there is no event for
+	if err := k.Kill(victim); err != nil {
+		t.Fatal(err)
+	}
+	e := <-done
+	if e.err != nil {
+		t.Fatal(e.err)
+	}
+	t.Logf("round %d: %s killed after %v of %s: exit code %d %s", round, victim, moment.Round(time.Millisecond), args[0], e.Code,
+		strings.TrimSpace(e.Stderr))
+	k.Must(t, "ls")
+	err := Await(func() error {
+		r, err := k.Run("exec", k.Machine, "--", "true")
+		if err == nil && r.Code != 0 {
+			err = fmt.Errorf("the machine does not answer: %s", r.Stderr)
+		}
+		return err
+	})
+	if err := errors.Join(err, k.Clean()); err != nil {
+		t.Fatalf("after round %d: %v", round, err)
+	}
+	if got := k.state(t); got.State != "running" {
+		t.Fatalf("after round %d the machine is %s", round, got.State)
+	}
+	return e.Code == 0
+}
+
+// CutCheckpoints cuts off `checkpoint create`. Afterwards the machine has its
+// newest content, each checkpoint that was said to be there is, and the last
+// ones that are, verify of them, hold what the disk was when they were taken.
+func (k *Story) CutCheckpoints(t testing.TB, verify int) {
+	t.Helper()
+	create := func(name string) []string {
+		return []string{"checkpoint", "create", k.Machine, "--kind", "disk", "--mode", "stopped", "--name", name}
+	}
+	k.write(t, "c")
+	begun := time.Now()
+	k.Must(t, create("c")...)
+	span := time.Since(begun)
+	promised := map[string]bool{"c": true}
+	for round := range k.Rounds {
+		name := fmt.Sprintf("c%d", round)
+		k.write(t, name)
+		promised[name] = k.cut(t, round, span, create(name)...)
+		if got := k.content(t); got != name {
+			t.Fatalf("after round %d the machine has %q, want %q", round, got, name)
+		}
+	}
+	var list struct{ Checkpoints []struct{ Name string } }
+	k.JSON(t, &list, "checkpoint", "ls", k.Machine)
+	there := map[string]bool{}
+	for i, c := range list.Checkpoints {
+		there[c.Name] = true
+		if i < verify {
+			k.Must(t, "restore", k.Machine, c.Name, "--disk", "--yes", "--no-safety")
+			if got := k.content(t); got != c.Name {
+				t.Errorf("checkpoint %s has %q", c.Name, got)
+			}
+		}
+	}
+	for name, was := range promised {
+		if was && !there[name] {
+			t.Errorf("checkpoint %s was reported and is not there", name)
+		}
+	}
+	t.Logf("%d of %d checkpoints were made", len(list.Checkpoints), k.Rounds+1)
+}
+
+// CutRestores cuts off `restore`. Afterwards the machine has either what it had
+// or what the checkpoint has, and its generation says which.
+func (k *Story) CutRestores(t testing.TB) {
+	t.Helper()
+	k.write(t, "target")
+	k.Must(t, "checkpoint", "create", k.Machine, "--kind", "disk", "--mode", "stopped", "--name", "target")
+	restore := []string{"restore", k.Machine, "target", "--disk", "--yes"}
+	begun := time.Now()
+	k.Must(t, restore...)
+	span := time.Since(begun)
+	restored := 0
+	for round := range k.Rounds {
+		content := fmt.Sprintf("r%d", round)
+		k.write(t, content)
+		before := k.state(t).Generation
+		said := k.cut(t, round, span, restore...)
+		after := k.state(t).Generation
+		want := content
+		if after > before {
+			want = "target"
+			restored++
+		}
+		if got := k.content(t); got != want || said && after == before {
+			t.Fatalf("round %d: generation %d became %d, said done: %v, the machine has %q, want %q", round, before, after, said, got, want)
+		}
+	}
+	t.Logf("%d of %d restores were done", restored, k.Rounds)
+}
