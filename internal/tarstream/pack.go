@@ -1,0 +1,228 @@
+package tarstream
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// Pack writes the file or folder at name as a tar stream to w, in pieces of
+// 256 KiB. The top entry is called as name's last element, and "." when name
+// ends in "/." (the folder's content is meant then). If name itself is a
+// symbolic link, it is followed; links below it are carried as links. Sockets
+// are left out. A file that shrinks while it is read is an error, one that
+// vanishes is left out.
+func Pack(ctx context.Context, w io.Writer, name string) error {
+	real, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return kinded("pack", name, err)
+	}
+	fi, err := os.Lstat(real)
+	if err != nil {
+		return kinded("pack", name, err)
+	}
+	top, err := topName(name)
+	if err != nil {
+		return err
+	}
+	if !fi.IsDir() && !fi.Mode().IsRegular() && header(fi, top) == nil {
+		return fmt.Errorf("pack %q: a socket cannot be carried", name)
+	}
+	out := bufio.NewWriterSize(w, chunk)
+	p := &packer{ctx: ctx, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: make([]byte, chunk)}
+	if err := p.add(real, top, fi); err != nil {
+		return err
+	}
+	if err := p.tw.Close(); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+func topName(name string) (string, error) {
+	slashed := filepath.ToSlash(name)
+	if slashed == "." || strings.HasSuffix(slashed, "/.") {
+		return ".", nil
+	}
+	abs, err := filepath.Abs(name)
+	if err != nil {
+		return "", kinded("pack", name, err)
+	}
+	base := filepath.Base(abs)
+	if base == string(filepath.Separator) || base == filepath.VolumeName(abs)+`\` {
+		return ".", nil
+	}
+	return base, nil
+}
+
+type packer struct {
+	ctx   context.Context
+	tw    *tar.Writer
+	links map[fileID]string // first name of each file with several
+	buf   []byte
+}
+
+// add packs the file at name, of which fi tells, as entry.
+func (p *packer) add(name, entry string, fi fs.FileInfo) error {
+	if err := context.Cause(p.ctx); err != nil {
+		return err
+	}
+	h := header(fi, entry)
+	switch {
+	case h == nil:
+		return nil
+	case fi.IsDir():
+		if err := p.tw.WriteHeader(h); err != nil {
+			return kinded("pack", name, err)
+		}
+		return p.addFolder(name, entry)
+	case h.Typeflag == tar.TypeSymlink:
+		target, err := os.Readlink(name)
+		if err != nil {
+			return kinded("pack", name, err)
+		}
+		h.Linkname = filepath.ToSlash(target)
+	case h.Typeflag == tar.TypeReg:
+		return p.addFile(name, h, fi)
+	}
+	if err := p.tw.WriteHeader(h); err != nil {
+		return kinded("pack", name, err)
+	}
+	return nil
+}
+
+func (p *packer) addFolder(name, entry string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return kinded("pack", name, err)
+	}
+	defer f.Close()
+	for {
+		list, err := f.ReadDir(1000)
+		for _, e := range list {
+			fi, err := e.Info()
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return kinded("pack", filepath.Join(name, e.Name()), err)
+			}
+			if err := p.add(filepath.Join(name, e.Name()), path.Join(entry, e.Name()), fi); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return kinded("pack", name, err)
+		}
+	}
+}
+
+func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
+	id, several := linkID(fi)
+	if several {
+		if first, ok := p.links[id]; ok {
+			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
+			return kinded("pack", name, p.tw.WriteHeader(h))
+		}
+	}
+	f, err := openFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return kinded("pack", name, err)
+	}
+	defer f.Close()
+	now, err := f.Stat()
+	if err != nil {
+		return kinded("pack", name, err)
+	}
+	if !os.SameFile(fi, now) {
+		return fmt.Errorf("pack %q: the file was replaced while it was read; try again", name)
+	}
+	if several {
+		p.links[id] = h.Name
+	}
+	h.Size = now.Size()
+	pieces := []piece{{0, h.Size}}
+	if mayHaveHoles(now) {
+		if pieces, err = dataPieces(f, h.Size); err != nil {
+			return kinded("pack", name, err)
+		}
+		describe(h, pieces)
+	}
+	if err := p.tw.WriteHeader(h); err != nil {
+		return kinded("pack", name, err)
+	}
+	for _, d := range pieces {
+		if err := p.copy(name, io.NewSectionReader(f, d.off, d.len), d.len); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy writes exactly n bytes of r.
+func (p *packer) copy(name string, r io.Reader, n int64) error {
+	for n > 0 {
+		if err := context.Cause(p.ctx); err != nil {
+			return err
+		}
+		m, err := io.ReadFull(r, p.buf[:min(n, int64(len(p.buf)))])
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("pack %q: the file shrank while it was read; try again", name)
+		}
+		if err != nil {
+			return kinded("pack", name, err)
+		}
+		if _, err := p.tw.Write(p.buf[:m]); err != nil {
+			return fmt.Errorf("pack %q: %w", name, err)
+		}
+		n -= int64(m)
+	}
+	return nil
+}
+
+// header describes fi, or is nil for what cannot be carried.
+func header(fi fs.FileInfo, entry string) *tar.Header {
+	m := fi.Mode()
+	h := &tar.Header{
+		Format: tar.FormatPAX, Name: entry, ModTime: fi.ModTime(),
+		Mode: int64(m.Perm()),
+	}
+	for bit, value := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+		if m&bit != 0 {
+			h.Mode |= value
+		}
+	}
+	switch {
+	case m.IsDir():
+		h.Typeflag = tar.TypeDir
+		h.Name += "/"
+	case m.IsRegular():
+		h.Typeflag, h.Size = tar.TypeReg, fi.Size()
+	case m&fs.ModeSymlink != 0:
+		h.Typeflag = tar.TypeSymlink
+	case m&fs.ModeNamedPipe != 0:
+		h.Typeflag = tar.TypeFifo
+	case m&fs.ModeCharDevice != 0:
+		h.Typeflag = tar.TypeChar
+	case m&fs.ModeDevice != 0:
+		h.Typeflag = tar.TypeBlock
+	default:
+		return nil
+	}
+	fillSystem(h, fi)
+	return h
+}
