@@ -106,7 +106,7 @@ type Story struct {
 // state is what a round knows of the machine.
 type state struct {
 	State      string `json:"state"`
-	Generation uint64 `json:"generation,string"`
+	Generation uint64 `json:"generation"`
 }
 
 // content is what the machine's disk says: one file, written and synced.

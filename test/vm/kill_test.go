@@ -1,0 +1,41 @@
+package vm_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/holdpoint/holdpoint/test/session"
+)
+
+// TestKilledAtRandomMoments kills daemon and monitor at ten random moments of
+// each of checkpoint create and restore.
+func TestKilledAtRandomMoments(t *testing.T) {
+	prepared(t)
+	for _, verb := range []string{"checkpoint", "restore"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			s, err := newSession()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := s.End(); err != nil {
+					t.Error(err)
+				}
+			})
+			s.Must(t, "run", "web", "--image", "debian", "--memory", "256M", "--cpus", "1")
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			k := session.Story{
+				Session: s, Machine: "web", Rounds: 10, Random: rand.New(rand.NewPCG(seed, 0)),
+				Victims: []session.Victim{session.Daemon, session.Monitor, session.Both},
+			}
+			if verb == "checkpoint" {
+				k.CutCheckpoints(t, 1)
+			} else {
+				k.CutRestores(t)
+			}
+		})
+	}
+}
