@@ -1,0 +1,168 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// digestBlock is the block of the disk digest; part of its definition.
+const digestBlock = 64 << 10
+
+// holeBlock is the smallest hole that is worth digging: a block of the host's
+// file system.
+const holeBlock = 4 << 10
+
+// diskDigest is the sha256 by which a sparse disk is identified: of
+//
+//	8 bytes   size of the disk, big-endian
+//	then, for each 64 KiB block that holds a byte other than zero, ascending:
+//	8 bytes   number of the block, counted from 0, big-endian
+//	n bytes   the block's content; n is 65536, for the disk's last block the rest
+//
+// So it depends on content and size alone, not on where the host's file system
+// keeps holes, and holes are never read.
+func diskDigest(ctx context.Context, f *os.File) (string, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	var word [8]byte
+	binary.BigEndian.PutUint64(word[:], uint64(info.Size()))
+	h.Write(word[:])
+	err = eachBlock(ctx, f, info.Size(), func(offset int64, block []byte) error {
+		if isZero(block) {
+			return nil
+		}
+		binary.BigEndian.PutUint64(word[:], uint64(offset/digestBlock))
+		h.Write(word[:])
+		h.Write(block)
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// digHoles makes holes of the blocks of f that are all zero. A file system
+// without holes is left alone.
+func digHoles(ctx context.Context, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	dig := func(start, end int64) error {
+		if start == end {
+			return nil
+		}
+		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, start, end-start)
+	}
+	// A hole grows from start to end over neighboring blocks of zeros.
+	var start, end int64
+	err = eachBlock(ctx, f, info.Size(), func(offset int64, block []byte) error {
+		for len(block) > 0 {
+			n := min(holeBlock, len(block))
+			if isZero(block[:n]) {
+				if offset != end {
+					if err := dig(start, end); err != nil {
+						return err
+					}
+					start = offset
+				}
+				end = offset + int64(n)
+			}
+			block, offset = block[n:], offset+int64(n)
+		}
+		return nil
+	})
+	if err == nil {
+		err = dig(start, end)
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+// eachBlock calls fn for every block of digestBlock bytes of f that touches
+// data, ascending; the file's last block may be shorter. The block is fn's
+// until it returns.
+func eachBlock(ctx context.Context, f *os.File, size int64, fn func(offset int64, block []byte) error) error {
+	buf := make([]byte, digestBlock)
+	for offset := int64(0); offset < size; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		data, err := f.Seek(offset, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("find data: %w", err)
+		}
+		hole, err := f.Seek(data, unix.SEEK_HOLE)
+		if err != nil {
+			return fmt.Errorf("find hole: %w", err)
+		}
+		for offset = data - data%digestBlock; offset < min(hole, size); offset += digestBlock {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			block := buf[:min(digestBlock, size-offset)]
+			if _, err := f.ReadAt(block, offset); err != nil {
+				return err
+			}
+			if err := fn(offset, block); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// isZero compares b with itself, shifted by one, once the first byte is zero.
+func isZero(b []byte) bool {
+	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
+}
+
+// fileDigest is the sha256 of all bytes of f.
+func fileDigest(ctx context.Context, f *os.File) (string, error) {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, contextReader{ctx, f}); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// contextReader reads until its context ends.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (r contextReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.r.Read(p)
+}
+
+// digestOf is the sha256 of data.
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,158 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image/recipe"
+)
+
+// diskScript unpacks a tree from its input into the folder $1 and makes of it
+// the ext4 file system $2 of $3 KiB. Under fakeroot owners, modes, devices and
+// capabilities are what they are for root, whoever builds.
+//
+// The inode tables are written here (lazy_itable_init=0) and made holes by
+// digHoles: otherwise every guest would write those 128 MiB of zeros into its
+// own disk soon after its first boot.
+const diskScript = `set -eu
+tar -C "$1" --numeric-owner --xattrs --xattrs-include='*' --exclude=./.holdpoint -xpf -
+exec mkfs.ext4 -q -F -L holdpoint -m 0 -E root_owner=0:0,lazy_itable_init=0,lazy_journal_init=0 -d "$1" "$2" "$3"
+`
+
+// unpack reads the tree once: the kernel and modules are taken out of it while
+// the root disk is made of it in the stage.
+func (b *build) unpack(ctx context.Context) (found, error) {
+	kept, err := b.store.Open(b.recipe.Key())
+	if err != nil {
+		return found{}, err
+	}
+	defer kept.Close()
+	tree, root := filepath.Join(b.stage, "tree"), filepath.Join(b.stage, rootFile)
+	for _, path := range []string{tree, root} {
+		if err := b.cfg.FS.RemoveAll(path); err != nil {
+			return found{}, err
+		}
+	}
+	if err := os.Mkdir(tree, 0o700); err != nil {
+		return found{}, errdefs.New(errdefs.Storage, "unpack the tree: %w", err)
+	}
+	made, err := b.makeDisk(ctx, &meter{tree: kept, report: b.report}, tree, root)
+	if err != nil {
+		return found{}, err
+	}
+	return made, b.cfg.FS.RemoveAll(tree)
+}
+
+// makeDisk feeds the tree to diskScript and scanTree at the same time.
+func (b *build) makeDisk(ctx context.Context, tree io.Reader, dir, root string) (found, error) {
+	toolCtx, stop := context.WithCancel(ctx)
+	defer stop()
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := recipe.Command{
+			Args:  []string{"fakeroot", "--", "sh", "-c", diskScript, "sh", dir, root, strconv.FormatInt(b.cfg.DiskBytes>>10, 10) + "k"},
+			Stdin: r, Stdout: b.log, Stderr: b.log,
+		}.Run(toolCtx)
+		r.CloseWithError(errToolEnded)
+		ended <- err
+	}()
+	made, scanErr := scanTree(io.TeeReader(tree, w))
+	if scanErr != nil && !errors.Is(scanErr, errToolEnded) {
+		// The tool must not take half a tree for a whole one.
+		stop()
+	}
+	w.Close()
+	toolErr := <-ended
+	switch {
+	case ctx.Err() != nil:
+		return found{}, ctx.Err()
+	case scanErr != nil && !errors.Is(scanErr, errToolEnded):
+		return found{}, scanErr
+	case toolErr != nil:
+		return found{}, b.explainDisk(toolErr)
+	}
+	return made, nil
+}
+
+// errToolEnded is what writing to a tool gives that has ended already.
+var errToolEnded = errors.New("the tool has ended")
+
+func (b *build) explainDisk(err error) error {
+	reason := b.log.Reason()
+	if reason == "" {
+		reason = err.Error()
+	}
+	switch {
+	case b.log.SawFull():
+		return errdefs.New(errdefs.NoSpace, "make the root disk: no space left in %s; free some and build again", b.cfg.ImagesDir)
+	case strings.Contains(reason, "Could not allocate"):
+		return errdefs.New(errdefs.Invalid, "make the root disk: the packages do not fit into %d MiB; give a larger --size", b.cfg.DiskBytes>>20)
+	}
+	return fmt.Errorf("make the root disk: %s; all output is in %s", reason, b.log.Path())
+}
+
+// meter reports how much was read of a tree, once per MiB.
+type meter struct {
+	tree     *recipe.Tree
+	reported int64
+	report   func(phase string, done, total int64)
+}
+
+// Read implements io.Reader.
+func (m *meter) Read(p []byte) (int, error) {
+	n, err := m.tree.Read(p)
+	if done := m.tree.Done(); done-m.reported >= 1<<20 {
+		m.reported = done
+		m.report("making the root disk", done, m.tree.Bytes)
+	}
+	return n, err
+}
+
+// Space that a build needs, in bytes: what the recipe's own packages take,
+// twice, because the root disk is made of their tree.
+const (
+	treeSpace  = 1 << 30
+	stageSpace = 3 << 29
+)
+
+// checkSpace refuses a build that would fill a disk.
+func (b *build) checkSpace() error {
+	if err := needSpace(b.cfg.ImagesDir, stageSpace); err != nil {
+		return err
+	}
+	if !b.cfg.Fresh && b.store.Has(b.recipe.Key()) {
+		return nil
+	}
+	need := int64(treeSpace)
+	if sameDevice(b.cfg.ImagesDir, b.cfg.TempDir) {
+		need = max(need, stageSpace) // the tree is gone before the stage is there
+	}
+	return needSpace(b.cfg.TempDir, need)
+}
+
+func needSpace(dir string, need int64) error {
+	free, err := durable.FreeBytes(dir)
+	if err != nil {
+		return err
+	}
+	if free < need {
+		return errdefs.New(errdefs.NoSpace, "space in %s: %d MiB are free and %d MiB are needed; free some and build again", dir, free>>20, need>>20)
+	}
+	return nil
+}
+
+func sameDevice(a, b string) bool {
+	var statA, statB unix.Stat_t
+	return unix.Stat(a, &statA) == nil && unix.Stat(b, &statB) == nil && statA.Dev == statB.Dev
+}

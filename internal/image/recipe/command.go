@@ -1,0 +1,74 @@
+package recipe
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// grace is how long a canceled tool may take to clean up behind itself.
+const grace = 20 * time.Second
+
+// searchPath finds tools for a user whose own PATH leaves out the folders of
+// mkfs and chroot.
+const searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Command is one run of a tool with all it starts.
+type Command struct {
+	// Args are the tool's name and arguments; it is looked for in the folders
+	// of system tools.
+	Args []string
+	// Env is added to the process's own environment.
+	Env    []string
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+}
+
+// Run returns when the tool and everything it started have ended. When ctx
+// ends they are asked to end (SIGTERM), and after grace are killed.
+func (c Command) Run(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("run %s: %w", c.Args[0], err)
+	}
+	// fakeroot and dpkg close every descriptor there could be at each start:
+	// with a limit of a million that takes longer than the work.
+	args := append([]string{"-c", `ulimit -n 1024; exec "$@"`, "sh"}, c.Args...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", args...)
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = "/", c.Stdin, c.Stdout, c.Stderr
+	cmd.Env = slices.Concat(os.Environ(), []string{"PATH=" + searchPath, "LC_ALL=C.UTF-8"}, c.Env)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
+	cmd.WaitDelay = grace
+	err := cmd.Run()
+	if cmd.Process != nil {
+		// What is still there of the group has outlived its leader.
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("run %s: %w", c.Args[0], ctx.Err())
+	case err != nil:
+		return fmt.Errorf("run %s: %w", c.Args[0], err)
+	}
+	return nil
+}
+
+// findTool returns the path of a tool on searchPath.
+func findTool(name string) (string, error) {
+	for _, dir := range filepath.SplitList(searchPath) {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("find %s: %w", name, exec.ErrNotFound)
+}

@@ -1,0 +1,217 @@
+// Package recipe makes the file tree that an image's root disk is made of: from
+// Debian packages with mmdebstrap, as root or as an ordinary user, and keeps
+// the trees it made for a while. It makes no disk and knows no image.
+package recipe
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed" // the recipe's scripts
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// The steps of the recipe, run by mmdebstrap as root of the tree, from outside
+// it, when its packages are installed.
+var (
+	//go:embed steps/kernel.sh
+	kernelStep string
+	//go:embed steps/script.sh
+	scriptStep string
+	//go:embed steps/finish.sh
+	finishStep string
+)
+
+// The recipe.
+const (
+	// Name is what people call it.
+	Name  = "debian"
+	suite = "bookworm"
+
+	// MaxPackages is how many packages a tree may be asked for.
+	MaxPackages = 1000
+
+	// Extra is the folder of a tree with what is not for the root disk: the
+	// files kernel, and version with the kernel's version and a line feed.
+	Extra = ".holdpoint"
+)
+
+var packagePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]*(=[A-Za-z0-9.+:~-]+)?$`)
+
+// recipePackages are in every image: what the recipe promises, then what a
+// kernel's modules and network programs need besides.
+func recipePackages() []string {
+	return []string{
+		"nginx", "python3", "git", "curl", "ca-certificates", "procps", "iproute2", "openssh-client",
+		"kmod", "netbase",
+	}
+}
+
+// inputs are all that decides what tree the recipe makes, but for the mirror's
+// content at that moment.
+type inputs struct {
+	// Steps is the digest of the recipe's own steps.
+	Steps    string   `json:"steps"`
+	Suite    string   `json:"suite"`
+	Packages []string `json:"packages"`
+	Script   string   `json:"script"`
+	Sources  []string `json:"sources"`
+}
+
+// key is what the tree of the inputs is kept under.
+func (in inputs) key() string {
+	h := sha256.New()
+	// Strings and lists of them cannot fail to be encoded.
+	_ = json.NewEncoder(h).Encode(in)
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+func digestOf(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+// Recipe makes a tree.
+type Recipe interface {
+	// Key identifies the tree that Bootstrap would make: 32 hexadecimal digits.
+	Key() string
+	// Bootstrap writes the tree as a tar, and the tools' output to log. work
+	// is an empty folder that every user may pass through.
+	Bootstrap(ctx context.Context, tree io.Writer, work string, log *Log) error
+}
+
+// Debian makes the tree with mmdebstrap, in a mount (and, for an ordinary user,
+// user) namespace of its own: nothing is mounted in ours, and all is gone with
+// its processes.
+type Debian struct {
+	inputs  inputs
+	script  string
+	options []string
+}
+
+// NewDebian reads the host's apt configuration. more are packages besides the
+// recipe's own; script is run as root in the tree at last, by its #! line or,
+// without one, by sh; empty for none. Bad package names are INVALID.
+func NewDebian(ctx context.Context, more []string, script string) (*Debian, error) {
+	packages, err := packageList(more)
+	if err != nil {
+		return nil, err
+	}
+	osRelease, _ := os.ReadFile("/etc/os-release") // without it: no release known
+	sources, err := hostSources(os.DirFS("/etc"), suite, hostCodename(string(osRelease)))
+	if err != nil {
+		return nil, err
+	}
+	config := exec.CommandContext(ctx, "apt-config", "dump")
+	config.Env = append(os.Environ(), "LC_ALL=C")
+	dump, err := config.Output()
+	if err != nil {
+		return nil, fmt.Errorf("run apt-config dump: %w", err)
+	}
+	d := &Debian{script: script, options: hostOptions(string(dump))}
+	d.inputs = inputs{
+		Steps: digestOf(kernelStep + "\x00" + scriptStep + "\x00" + finishStep),
+		Suite: suite, Packages: packages, Sources: sources,
+	}
+	if script != "" {
+		d.inputs.Script = digestOf(script)
+	}
+	return d, nil
+}
+
+// arguments is mmdebstrap's command line; script is the path of the user's
+// script, empty without one.
+func (d *Debian) arguments(script string) []string {
+	args := []string{
+		"mmdebstrap", "--mode=unshare", "--variant=minbase", "--format=tar", "--verbose",
+		"--architectures=amd64", "--include=" + strings.Join(d.inputs.Packages, ","),
+		// A build that a power cut ends is thrown away: syncing only costs time.
+		"--dpkgopt=force-unsafe-io",
+	}
+	for _, option := range d.options {
+		args = append(args, "--aptopt="+option)
+	}
+	args = append(args, "--customize-hook="+kernelStep)
+	if script != "" {
+		args = append(args,
+			"--customize-hook=upload "+quoteWord(script)+" /tmp/holdpoint-script",
+			"--customize-hook="+scriptStep)
+	}
+	args = append(args, "--customize-hook="+finishStep, d.inputs.Suite, "-")
+	return append(args, d.inputs.Sources...)
+}
+
+// Key implements Recipe.
+func (d *Debian) Key() string { return d.inputs.key() }
+
+// Packages are those asked for, sorted, each once.
+func (d *Debian) Packages() []string { return d.inputs.Packages }
+
+// ScriptSHA256 is the digest of the script; empty without one.
+func (d *Debian) ScriptSHA256() string { return d.inputs.Script }
+
+// Bootstrap implements Recipe.
+func (d *Debian) Bootstrap(ctx context.Context, tree io.Writer, work string, log *Log) error {
+	script := ""
+	if d.script != "" {
+		private := filepath.Join(work, "private")
+		if err := os.Mkdir(private, 0o700); err != nil {
+			return fmt.Errorf("keep the script: %w", err)
+		}
+		script = filepath.Join(private, "script")
+		if err := os.WriteFile(script, []byte(d.script), 0o600); err != nil {
+			return fmt.Errorf("keep the script: %w", err)
+		}
+	}
+	err := Command{Args: d.arguments(script), Env: []string{"TMPDIR=" + work}, Stdout: tree, Stderr: log}.Run(ctx)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	return d.explain(err, log)
+}
+
+// explain makes one line of what mmdebstrap printed.
+func (d *Debian) explain(err error, log *Log) error {
+	reason := log.Reason()
+	if reason == "" {
+		reason = err.Error()
+	}
+	kind := errdefs.Internal
+	switch {
+	case log.SawFull():
+		kind = errdefs.NoSpace
+	case strings.Contains(reason, "Unable to locate package"), strings.Contains(reason, "has no installation candidate"),
+		strings.HasPrefix(reason, "the script"):
+		kind = errdefs.Invalid
+	}
+	return errdefs.New(kind, "install the packages: %s; all output is in %s", reason, log.Path())
+}
+
+// packageList merges the recipe's packages with the user's; sorted, each once.
+func packageList(more []string) ([]string, error) {
+	for _, name := range more {
+		if !packagePattern.MatchString(name) {
+			return nil, errdefs.New(errdefs.Invalid, "package %q: give a Debian package's name, or name=version", name)
+		}
+	}
+	all := slices.Concat(recipePackages(), more)
+	if len(all) > MaxPackages {
+		return nil, errdefs.New(errdefs.Invalid, "packages: %d are more than %d; install them in --script", len(all), MaxPackages)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// quoteWord makes one word of s for mmdebstrap's special hooks, which are split
+// as a shell does.
+func quoteWord(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -1,0 +1,118 @@
+package image
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image/recipe"
+)
+
+// Limits on what is taken out of a tree, in bytes: several times what Debian's
+// kernels have.
+const (
+	maxKernel = 64 << 20
+	maxModule = 4 << 20
+	maxText   = 1 << 20
+)
+
+// found is what a build takes out of a tree besides the root disk.
+type found struct {
+	version string
+	kernel  []byte
+	// modules are those of bootModules that are not built in, by moduleKey.
+	modules map[string][]byte
+}
+
+// scanTree reads a tree to its end and takes the kernel and its boot modules
+// out of it.
+func scanTree(tree io.Reader) (found, error) {
+	f := found{modules: map[string][]byte{}}
+	var builtin []byte
+	wanted := map[string]bool{}
+	for _, name := range bootModules() {
+		wanted[moduleKey(name)] = true
+	}
+	r := tar.NewReader(tree)
+	for {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return found{}, fmt.Errorf("read the tree: %w", err)
+		}
+		if header.Typeflag != tar.TypeReg {
+			continue
+		}
+		name := path.Clean(header.Name)
+		base := path.Base(name)
+		module, isModule := strings.CutSuffix(base, ".ko")
+		switch {
+		case name == recipe.Extra+"/kernel":
+			f.kernel, err = readLimited(r, header, maxKernel)
+		case name == recipe.Extra+"/version":
+			var text []byte
+			text, err = readLimited(r, header, maxText)
+			f.version = strings.TrimSpace(string(text))
+		case !strings.HasPrefix(name, "usr/lib/modules/"):
+		case base == "modules.builtin":
+			builtin, err = readLimited(r, header, maxText)
+		case isModule && wanted[moduleKey(module)]:
+			f.modules[moduleKey(module)], err = readLimited(r, header, maxModule)
+		}
+		if err != nil {
+			return found{}, err
+		}
+	}
+	// The tools downstream want what follows the archive's end, too.
+	if _, err := io.Copy(io.Discard, tree); err != nil {
+		return found{}, fmt.Errorf("read the tree: %w", err)
+	}
+	return f, f.check(builtin)
+}
+
+func readLimited(r io.Reader, header *tar.Header, limit int64) ([]byte, error) {
+	if header.Size > limit {
+		return nil, errdefs.New(errdefs.Invalid, "read the tree: %s is longer than %d bytes", header.Name, limit)
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("read %s in the tree: %w", header.Name, err)
+	}
+	return data, nil
+}
+
+// check refuses a tree that could not boot.
+func (f found) check(builtin []byte) error {
+	if len(f.kernel) == 0 || f.version == "" {
+		return errdefs.New(errdefs.Invalid, "read the tree: it has no kernel")
+	}
+	var inKernel []string
+	scanner := bufio.NewScanner(bytes.NewReader(builtin))
+	for scanner.Scan() {
+		inKernel = append(inKernel, moduleKey(strings.TrimSuffix(path.Base(scanner.Text()), ".ko")))
+	}
+	for _, name := range bootModules() {
+		key := moduleKey(name)
+		if _, ok := f.modules[key]; ok || slices.Contains(inKernel, key) || optional(name) {
+			continue
+		}
+		return errdefs.New(errdefs.Unsupported, "read the tree: kernel %s has no module %s", f.version, name)
+	}
+	return nil
+}
+
+// optional names what some kernels do not have at all, because
+// what would need it is configured without it; loading the others in order
+// tells.
+func optional(name string) bool {
+	return slices.Contains([]string{"virtio_pci_legacy_dev", "virtio_pci_modern_dev", "failover", "net_failover"}, name)
+}
