@@ -1,0 +1,92 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+// row is one line of the table.
+type row struct {
+	What, Measured, Against string
+	// Ratio of Measured to Against; 0 where there is nothing to compare with.
+	Ratio float64
+	// Target in words, and whether it is met.
+	Target string
+	Met    bool
+	Phases string
+}
+
+// table is the result of one run.
+type table struct {
+	stamp []string
+	rows  []row
+}
+
+func (t *table) add(r row) { t.rows = append(t.rows, r) }
+
+// write prints the table as Markdown.
+func (t *table) write(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", strings.Join(t.stamp, " · "))
+	b.WriteString("| what | measured | compared with | ratio | target | met | phases |\n|---|---|---|---|---|---|---|\n")
+	for _, r := range t.rows {
+		ratio := "–"
+		if r.Ratio > 0 {
+			ratio = fmt.Sprintf("%.2f", r.Ratio)
+		}
+		met := "yes"
+		switch {
+		case r.Target == "":
+			met = "–"
+		case !r.Met:
+			met = "**no**"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", r.What, r.Measured,
+			cmp.Or(r.Against, "–"), ratio, cmp.Or(r.Target, "–"), met, cmp.Or(r.Phases, "–"))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// median of at least one value.
+func median[T cmp.Ordered](values []T) T {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+// inTurns measures a and b alternately, n times each, after one of each that
+// does not count, and returns the medians.
+func inTurns(n int, a, b func() (time.Duration, error)) (time.Duration, time.Duration, error) {
+	var as, bs []time.Duration
+	for i := range n + 1 {
+		da, err := a()
+		if err != nil {
+			return 0, 0, err
+		}
+		db, err := b()
+		if err != nil {
+			return 0, 0, err
+		}
+		if i > 0 {
+			as, bs = append(as, da), append(bs, db)
+		}
+	}
+	return median(as), median(bs), nil
+}
+
+func ms(d time.Duration) string {
+	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
+}
+
+func ratio(a, b time.Duration) float64 { return float64(a) / float64(b) }
+
+// rate is bytes per second as text.
+func rate(bytes int64, d time.Duration) string {
+	return fmt.Sprintf("%.1f MB/s", float64(bytes)/1e6/d.Seconds())
+}
