@@ -45,7 +45,7 @@ func prepare(ctx context.Context, cfg Config, known int) (int, error) {
 	st, err := os.Lstat(cfg.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		if _, err := os.Lstat(cfg.Path + "-wal"); err == nil {
+		if wal, err := os.Lstat(cfg.Path + "-wal"); err == nil && wal.Size() > 0 {
 			return 0, damaged(cfg.Path, "the file is gone but its log (-wal) is there")
 		}
 		return 0, create(ctx, cfg)
