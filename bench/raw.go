@@ -116,14 +116,13 @@ func rawInitramfs(ctx context.Context, dir, base string) (string, error) {
 		cpio.Directory("dev", 0o755), cpio.CharDev("dev/console", 0o600, 5, 1),
 		cpio.StaticFile("init", string(program), 0o755),
 	}
-	var own bytes.Buffer
-	if err := cpio.WriteRecordsAndDirs(cpio.Newc.Writer(&own), records); err != nil {
+	w := cpio.Newc.Writer(&archive)
+	if err := cpio.WriteRecords(w, records); err != nil {
 		return "", err
 	}
-	if err := cpio.WriteTrailer(cpio.Newc.Writer(&own)); err != nil {
+	if err := cpio.WriteTrailer(w); err != nil {
 		return "", err
 	}
-	archive.Write(own.Bytes())
 	path := filepath.Join(dir, "initramfs")
 	return path, os.WriteFile(path, archive.Bytes(), 0o600)
 }
