@@ -124,6 +124,15 @@ func (c *Capturer) Discard(ctx context.Context, machineID, layerID string) error
 	return c.Sweep(ctx)
 }
 
+// DiscardUnused is Discard of whatever top no run has begun with.
+func (c *Capturer) DiscardUnused(ctx context.Context, machineID string) error {
+	chain, err := c.cfg.Catalog.Chain(ctx, machineID)
+	if err != nil || len(chain) < 2 {
+		return err
+	}
+	return c.Discard(ctx, machineID, chain[len(chain)-1].ID)
+}
+
 // Sweep removes the layers nothing needs any more.
 func (c *Capturer) Sweep(ctx context.Context) error {
 	layers, err := c.cfg.Catalog.UnreferencedLayers(ctx)

@@ -37,10 +37,10 @@ type Destination interface {
 	// Begin starts a run beside the source and returns when its guest has
 	// answered. On error nothing of it is left.
 	Begin(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer) error
-	// Adopt makes the run the machine's own, in the new generation.
-	Adopt(m catalog.Machine, runID string)
-	// End ends a run that was not adopted.
-	End(ctx context.Context, runID string) error
+	// Replace makes the committed run the machine's own, in m's generation.
+	Replace(ctx context.Context, m catalog.Machine, runID string) error
+	// End ends a run that did not come to that.
+	End(ctx context.Context, machineID, runID string) error
 }
 
 // The phases of a restore, in the journal.
@@ -137,11 +137,15 @@ func (r *Restorer) Disk(ctx context.Context, req DiskRequest) (DiskResult, error
 	if err != nil {
 		return DiskResult{}, a.giveBack(ctx, err)
 	}
-	result.Generation = a.detail.Generation
-	result.Downtime = time.Since(a.began)
 	// Committed: from here on only forward, whatever was canceled.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
+	result.Generation = a.detail.Generation
+	req.Machine.Generation = result.Generation
+	if err := a.Destination.Replace(ctx, req.Machine, a.detail.Run); err != nil {
+		return result, err
+	}
+	result.Downtime = time.Since(a.began)
 	if err := a.Enter(ctx, PhaseEndSource, "ending the old run", a.detail); err != nil {
 		return result, err
 	}
@@ -172,7 +176,7 @@ func (a *attempt) upToCommit(ctx context.Context) (DiskResult, error) {
 		return DiskResult{}, fmt.Errorf("boot from checkpoint %s: %w", a.Target.ID, err)
 	}
 	if err := a.commit(ctx, target, chain); err != nil {
-		if endErr := a.Destination.End(context.WithoutCancel(ctx), a.detail.Run); endErr != nil {
+		if endErr := a.Destination.End(context.WithoutCancel(ctx), a.Machine.ID, a.detail.Run); endErr != nil {
 			err = errors.Join(err, endErr)
 		}
 		return DiskResult{}, err
@@ -214,8 +218,7 @@ func (a *attempt) commit(ctx context.Context, target catalog.Machine, chain []ca
 	if err != nil {
 		return err
 	}
-	target.Generation = generation
-	a.Destination.Adopt(target, a.detail.Run)
+	a.detail.Generation = generation
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -145,7 +146,7 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 	var ended []os.FileInfo
 	for _, entry := range entries {
 		info, err := entry.Info()
-		if err == nil && !contains(keep, entry.Name()) {
+		if err == nil && !slices.Contains(keep, entry.Name()) {
 			ended = append(ended, info)
 		}
 	}
@@ -159,6 +160,12 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 			f.remove(dir)
 		}
 	}
+}
+
+// Discard removes the folders of a run that has ended.
+func (f *Fleet) Discard(machineID, runID string) {
+	f.remove(f.cfg.Home.RunSockets(runID))
+	f.remove(f.cfg.Home.Run(machineID, runID))
 }
 
 func (f *Fleet) remove(dir string) {

@@ -39,8 +39,10 @@ type Run struct {
 
 // follow keeps the run's status until it has ended or the fleet is closed.
 func (f *Fleet) follow(machineID, runID, dir string, client *monitor.Client) *Run {
-	run := &Run{machineID: machineID, ID: runID, dir: dir, client: client,
-		status: &monitorv1.StatusResponse{}, changed: make(chan struct{})}
+	run := &Run{
+		machineID: machineID, ID: runID, dir: dir, client: client,
+		status: &monitorv1.StatusResponse{}, changed: make(chan struct{}),
+	}
 	f.wg.Go(func() {
 		for {
 			err := run.watch(f.ctx)
@@ -285,8 +287,6 @@ func Describe(exit *monitorv1.Exit) string {
 	}
 	return exit.GetReason()
 }
-
-func contains(names []string, name string) bool { return slices.Contains(names, name) }
 
 func newestFirst(infos []os.FileInfo) []os.FileInfo {
 	slices.SortFunc(infos, func(a, b os.FileInfo) int { return cmp.Compare(b.ModTime().UnixNano(), a.ModTime().UnixNano()) })

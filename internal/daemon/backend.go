@@ -1,0 +1,181 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
+	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// Handler serves the whole API.
+func (d *Daemon) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(holdpointv1connect.NewDaemonServiceHandler(daemonAPI{d}))
+	mux.Handle(holdpointv1connect.NewImageServiceHandler(imageAPI{d}))
+	mux.Handle(holdpointv1connect.NewMachineServiceHandler(machineAPI{d}))
+	mux.Handle(holdpointv1connect.NewGuestServiceHandler(guestAPI{d}))
+	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(checkpointAPI{d}))
+	mux.Handle(holdpointv1connect.NewRouteServiceHandler(routeAPI{d}))
+	mux.Handle(holdpointv1connect.NewOperationServiceHandler(operationAPI{d}))
+	return mux
+}
+
+// Route gives the route of a published host name and its machine; NOT_FOUND if
+// it is not published.
+func (d *Daemon) Route(ctx context.Context, host string) (catalog.Route, catalog.Machine, error) {
+	route, err := d.catalog.GetRoute(ctx, host)
+	if err != nil {
+		return route, catalog.Machine{}, err
+	}
+	m, err := d.catalog.GetMachine(ctx, route.MachineID)
+	return route, m, err
+}
+
+// DialPort connects to a port in a machine, through its gate and its agent;
+// a machine that was restored since generation is CONFLICT. ctx bounds the
+// call, not the connection.
+func (d *Daemon) DialPort(ctx context.Context, machineID string, generation uint64, port int) (net.Conn, error) {
+	m, err := d.catalog.GetMachine(ctx, machineID)
+	if err != nil {
+		return nil, err
+	}
+	what := fmt.Sprintf("connect to port %d", port)
+	door, run, err := d.enterMachine(ctx, m, hold.Request{Generation: generation, Door: hold.Dial, What: what})
+	if err != nil {
+		return nil, err
+	}
+	// The connection outlives ctx, but must not outlive the generation.
+	alive, cancel := expelling(context.Background(), door)
+	end := func() {
+		cancel()
+		door.Done()
+	}
+	stop := context.AfterFunc(ctx, cancel)
+	conn, err := dialGuest(alive, run, port, end)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		end()
+		return nil, outcome(alive, run, what, err)
+	}
+	return conn, nil
+}
+
+// guestConn is one connection to a port in a machine, carried by a stream.
+type guestConn struct {
+	stream *connect.BidiStreamForClient[agentv1.DialRequest, agentv1.DialResponse]
+	port   int
+	end    func()
+	rest   []byte
+
+	write    sync.Mutex
+	deadline *time.Timer
+	closed   sync.Once
+}
+
+func dialGuest(ctx context.Context, run *fleet.Run, port int, end func()) (net.Conn, error) {
+	stream := run.Agent().Dial(ctx)
+	err := stream.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_Port{Port: uint32(port)}})
+	if err == nil || err == io.EOF {
+		_, err = stream.Receive()
+	}
+	if err != nil {
+		_ = stream.CloseResponse() // it has ended
+		return nil, wire.Decode(err)
+	}
+	return &guestConn{stream: stream, port: port, end: end}, nil
+}
+
+// Read gives what the port sent.
+func (c *guestConn) Read(p []byte) (int, error) {
+	for len(c.rest) == 0 {
+		message, err := c.stream.Receive()
+		if err != nil {
+			if err == io.EOF {
+				return 0, io.EOF
+			}
+			return 0, wire.Decode(err)
+		}
+		c.rest = message.GetData()
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// Write sends to the port.
+func (c *guestConn) Write(p []byte) (int, error) {
+	c.write.Lock()
+	defer c.write.Unlock()
+	if err := c.stream.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_Data{Data: p}}); err != nil {
+		return 0, fmt.Errorf("write to port %d of the guest: %w", c.port, err)
+	}
+	return len(p), nil
+}
+
+// CloseWrite tells the port that no more follows.
+func (c *guestConn) CloseWrite() error {
+	c.write.Lock()
+	defer c.write.Unlock()
+	return c.stream.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_End{End: &agentv1.DialEnd{}}})
+}
+
+// Close ends the connection.
+func (c *guestConn) Close() error {
+	c.closed.Do(func() {
+		_ = c.SetDeadline(time.Time{}) // always nil
+		c.end()
+		_ = c.stream.CloseRequest()  // the stream's context has ended it
+		_ = c.stream.CloseResponse() // likewise
+	})
+	return nil
+}
+
+// SetDeadline ends the connection at t; what was begun by then fails.
+func (c *guestConn) SetDeadline(t time.Time) error {
+	c.write.Lock()
+	defer c.write.Unlock()
+	if c.deadline != nil {
+		c.deadline.Stop()
+		c.deadline = nil
+	}
+	if !t.IsZero() {
+		c.deadline = time.AfterFunc(time.Until(t), c.end)
+	}
+	return nil
+}
+
+// SetReadDeadline is SetDeadline.
+func (c *guestConn) SetReadDeadline(t time.Time) error { return c.SetDeadline(t) }
+
+// SetWriteDeadline is SetDeadline.
+func (c *guestConn) SetWriteDeadline(t time.Time) error { return c.SetDeadline(t) }
+
+// LocalAddr is the host's side.
+func (c *guestConn) LocalAddr() net.Addr {
+	return guestAddr("host " + fmt.Sprint(os.Getpid()))
+}
+
+// RemoteAddr is the port in the guest.
+func (c *guestConn) RemoteAddr() net.Addr { return guestAddr(fmt.Sprintf("guest port %d", c.port)) }
+
+type guestAddr string
+
+func (a guestAddr) Network() string { return "agent-link" }
+func (a guestAddr) String() string  { return string(a) }

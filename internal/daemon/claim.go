@@ -1,0 +1,68 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// The deadlines of operations. Each is far beyond what the verb takes on a
+// slow host; an operation that runs into it is undone.
+const (
+	quickDeadline = time.Minute
+	bootDeadline  = 5 * time.Minute
+	storyDeadline = 15 * time.Minute
+	buildDeadline = time.Hour
+)
+
+// leaseTime is how long an operation's claims live at the longest.
+const leaseTime = 2 * time.Hour
+
+// begin admits an operation and answers with it.
+func (d *Daemon) begin(ctx context.Context, requestID, verb string, options proto.Message, timeout time.Duration, body operation.Body) (*connect.Response[holdpointv1.Operation], error) {
+	op, err := d.engine.Begin(ctx, operation.Request{ID: requestID, Verb: verb, Options: options, Timeout: timeout}, body)
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(op), nil
+}
+
+// claimMachine resolves a machine and leases it to the operation alone.
+func (d *Daemon) claimMachine(ctx context.Context, w *operation.Work, ref string) (catalog.Machine, error) {
+	m, err := d.catalog.ResolveMachine(ctx, ref)
+	if err != nil {
+		return m, err
+	}
+	w.Machine(m.ID, m.Name)
+	claim := catalog.Claim{Kind: catalog.MachineResource, ID: m.ID, Exclusive: true}
+	if err := d.catalog.Acquire(ctx, w.ID(), leaseTime, claim); err != nil {
+		return m, err
+	}
+	// It may have changed before the lease.
+	if m, err = d.catalog.GetMachine(ctx, m.ID); err != nil {
+		return m, err
+	}
+	return m, d.catalog.UseMachine(ctx, m.ID)
+}
+
+// machineResult is the outcome of a verb that leaves a machine.
+func (d *Daemon) machineResult(ctx context.Context, id string) (*holdpointv1.OperationResult, error) {
+	m, err := d.catalog.GetMachine(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	view, err := d.machineView(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return &holdpointv1.OperationResult{Machine: view}, nil
+}

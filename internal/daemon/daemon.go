@@ -1,0 +1,197 @@
+//go:build linux
+
+// Package daemon serves the API of one home: it resolves names, admits
+// operations, takes leases, holds what has to wait, and settles what an
+// earlier daemon left unfinished. How machines run, checkpoints are taken and
+// restores are made is said in the packages below it.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/capture"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/restore"
+	"github.com/holdpoint/holdpoint/internal/undo"
+)
+
+// Host is what a daemon needs of the host besides runs.
+type Host interface {
+	capture.Overlays
+	keeper.Booter
+	// BuildImage builds an image; see image.Build.
+	BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error)
+	// Checks says what of the host works.
+	Checks(ctx context.Context) []Check
+}
+
+// Check is one thing of the host that doctor looks at.
+type Check struct {
+	Name string
+	// State is "ok", "degraded" or "failed".
+	State  string
+	Detail string
+	// Fix is what to do; empty when ok.
+	Fix string
+}
+
+// Config is what a daemon is made of.
+type Config struct {
+	Home  *home.Home
+	Files *durable.FS
+	Host  Host
+	// MonitorCommand is the hidden verb's program and first arguments.
+	MonitorCommand []string
+	Build          string
+	Log            *slog.Logger
+}
+
+// Daemon is the one daemon of a home. Its life: Open takes the home's lock and
+// settles what was left; Serve answers calls until Stop is asked for or ctx
+// ends; Close lets go of the machines, which run on.
+type Daemon struct {
+	cfg      Config
+	started  time.Time
+	lock     *durable.Lock
+	catalog  *catalog.Catalog
+	gates    *hold.Gates
+	engine   *operation.Engine
+	keeper   *keeper.Keeper
+	capturer *capture.Capturer
+	restorer *restore.Restorer
+	stop     chan struct{}
+	stopOnce sync.Once
+
+	mu sync.Mutex
+	// proxy is the address of the proxy; empty until it listens.
+	proxy string
+}
+
+// Open makes a daemon of the home. A home that has one is a CONFLICT.
+func Open(ctx context.Context, cfg Config) (*Daemon, error) {
+	var steps undo.Stack
+	defer steps.Run()
+	if err := cfg.Home.Create(); err != nil {
+		return nil, err
+	}
+	lock, err := cfg.Files.Lock(cfg.Home.Lock())
+	if err != nil {
+		return nil, fmt.Errorf("take home %s: %w", cfg.Home.Dir(), err)
+	}
+	steps.Add(func() { _ = lock.Unlock() }) // the process ends
+	cat, err := catalog.Open(ctx, catalog.Config{Path: cfg.Home.Catalog(), FS: cfg.Files})
+	if err != nil {
+		return nil, err
+	}
+	steps.Add(func() { _ = cat.Close() }) // nothing was written
+	d := &Daemon{
+		cfg: cfg, started: time.Now(), lock: lock, catalog: cat, gates: hold.New(), stop: make(chan struct{}),
+	}
+	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host})
+	d.restorer = restore.New(restore.Config{Catalog: cat, Capturer: d.capturer})
+	d.engine = operation.New(cat, cfg.Log, d.sweep)
+	d.keeper = keeper.New(keeper.Config{
+		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host,
+		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log,
+	})
+	steps.Add(d.keeper.Close)
+	if err := d.settle(ctx); err != nil {
+		return nil, err
+	}
+	steps.Release()
+	return d, nil
+}
+
+// Listen makes the daemon's socket.
+func (d *Daemon) Listen() (net.Listener, error) {
+	path := d.cfg.Home.Socket()
+	// The home's lock says that nobody else listens here.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket %s: %w", path, err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("close socket %s to others: %w", path, err), l.Close())
+	}
+	return l, nil
+}
+
+// Serve answers calls on l until ctx ends or Stop is called. Calls under way
+// get a moment to end.
+func (d *Daemon) Serve(ctx context.Context, l net.Listener) error {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{
+		Handler: d.Handler(), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second,
+		HTTP2:    &http.HTTP2Config{MaxReceiveBufferPerConnection: 16 << 20, MaxReceiveBufferPerStream: 4 << 20, MaxReadFrameSize: 1 << 20},
+		ErrorLog: slog.NewLogLogger(d.cfg.Log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serve %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	case <-d.stop:
+	}
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := server.Shutdown(ending); err != nil {
+		// Streams that go on, such as an open shell, are cut off.
+		_ = server.Close()
+	}
+	<-served
+	return nil
+}
+
+// Stop makes Serve return. It may be called more than once.
+func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stop) }) }
+
+// Stopping is closed when Stop was called.
+func (d *Daemon) Stopping() <-chan struct{} { return d.stop }
+
+// SetProxy tells the daemon where the proxy of its routes listens.
+func (d *Daemon) SetProxy(address string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.proxy = address
+}
+
+func (d *Daemon) proxyAddress() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.proxy
+}
+
+// Close waits until ctx ends for running operations, then lets go of
+// everything. What was not done by then is settled at the next start.
+func (d *Daemon) Close(ctx context.Context) error {
+	err := d.engine.Close(ctx)
+	d.keeper.Close()
+	return errors.Join(err, d.catalog.Close(), d.lock.Unlock())
+}
+
+// sweep removes layers that nothing needs any more, after an operation.
+func (d *Daemon) sweep(ctx context.Context) {
+	if err := d.capturer.Sweep(ctx); err != nil {
+		d.cfg.Log.Warn("sweep unreferenced layers", "error", err)
+	}
+}

@@ -1,0 +1,211 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
+	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// guestAPI serves GuestService: what goes on inside a machine. All of it
+// passes the machine's gate.
+type guestAPI struct{ *Daemon }
+
+// enter resolves a machine, passes its gate and gives its run. The caller
+// calls Done on the admission.
+func (d *Daemon) enter(ctx context.Context, ref string, r hold.Request) (*hold.Admission, *fleet.Run, error) {
+	m, err := d.catalog.ResolveMachine(ctx, ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	return d.enterMachine(ctx, m, r)
+}
+
+func (d *Daemon) enterMachine(ctx context.Context, m catalog.Machine, r hold.Request) (*hold.Admission, *fleet.Run, error) {
+	r.Machine, r.What = m.ID, fmt.Sprintf("%s in machine %s", r.What, m.Name)
+	door, err := d.gates.Admit(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	run, err := d.keeper.Running(m, string(r.Door))
+	if err != nil {
+		door.Done()
+		return nil, nil, err
+	}
+	if err := d.catalog.UseMachine(ctx, m.ID); err != nil {
+		door.Done()
+		return nil, nil, err
+	}
+	return door, run, nil
+}
+
+// expelling is ctx that ends, with the reason, when a restore makes the
+// effect's generation history.
+func expelling(ctx context.Context, door *hold.Admission) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(ctx, func() {})
+	go func() {
+		select {
+		case <-door.Expelled():
+			cancel(door.Outdated())
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// outcome is what a stream's client is told: the reason of its end where we
+// ended it, that the machine went away where it did, else the guest's own word.
+func outcome(ctx context.Context, run *fleet.Run, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil && errdefs.Is(cause, errdefs.Conflict) {
+		return wire.Encode(cause)
+	}
+	if run.Ended() && connect.CodeOf(err) != connect.CodeNotFound {
+		return wire.Encode(errdefs.New(errdefs.WrongState, "%s: the machine stopped meanwhile", what))
+	}
+	return wire.Encode(err)
+}
+
+// Exec runs or attaches to a command in a machine.
+func (d guestAPI) Exec(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]) error {
+	first, err := stream.Receive()
+	if err != nil {
+		return wire.Encode(errdefs.New(errdefs.Invalid, "exec: no command was sent: %w", err))
+	}
+	what, err := execName(first.GetMessage())
+	if err != nil {
+		return wire.Encode(err)
+	}
+	door, run, err := d.enter(ctx, first.GetMachine(), hold.Request{
+		Generation: first.GetGeneration(), Door: hold.Exec, What: what,
+		Waiting: func(why string) { _ = stream.Send(&holdpointv1.GuestExecResponse{Waiting: why}) }, // a gone client is seen below
+	})
+	if err != nil {
+		return wire.Encode(err)
+	}
+	defer door.Done()
+	ctx, cancel := expelling(ctx, door)
+	defer cancel()
+	guest := run.Agent().Exec(ctx)
+	if err := guest.Send(first.GetMessage()); err != nil {
+		_, err = guest.Receive()
+		return outcome(ctx, run, what, err)
+	}
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		execInput(ctx, stream, guest, door)
+	}()
+	err = execOutput(stream, guest)
+	cancelled := ctx.Err()
+	cancel()
+	if err != nil && cancelled != nil {
+		// Receive in execInput ends with the request's context, not ours.
+		return outcome(ctx, run, what, err)
+	}
+	return outcome(ctx, run, what, err)
+}
+
+// execName names a command for people.
+func execName(r *agentv1.ExecRequest) (string, error) {
+	switch m := r.GetMessage().(type) {
+	case *agentv1.ExecRequest_Start:
+		if len(m.Start.GetArgv()) == 0 {
+			return "", errdefs.New(errdefs.Invalid, "exec: the command is empty")
+		}
+		return "exec " + strings.Join(m.Start.GetArgv(), " "), nil
+	case *agentv1.ExecRequest_Attach:
+		return "attach " + m.Attach.GetCommandId(), nil
+	}
+	return "", errdefs.New(errdefs.Invalid, "exec: the first message is neither start nor attach")
+}
+
+// execInput carries what the client sends. Each message passes the gate.
+func execInput(ctx context.Context, client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse],
+	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse], door *hold.Admission,
+) {
+	for {
+		message, err := client.Receive()
+		if err != nil {
+			// The end of the client's messages is the guest's to judge.
+			_ = guest.CloseRequest()
+			return
+		}
+		if door.Pass(ctx) != nil || guest.Send(message.GetMessage()) != nil {
+			return
+		}
+	}
+}
+
+// execOutput carries what the guest sends until it ends.
+func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse],
+	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse],
+) error {
+	defer guest.CloseResponse()
+	for {
+		message, err := guest.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := client.Send(&holdpointv1.GuestExecResponse{Message: message}); err != nil {
+			return err
+		}
+	}
+}
+
+// ListCommands lists the commands in a machine.
+func (d guestAPI) ListCommands(ctx context.Context, req *connect.Request[holdpointv1.ListGuestCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
+	run, err := d.look(ctx, req.Msg.GetMachine(), "attach")
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	list, err := run.Agent().ListCommands(ctx, connect.NewRequest(&agentv1.ListCommandsRequest{}))
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(list.Msg), nil
+}
+
+// Facts tells what runs and listens in a machine.
+func (d guestAPI) Facts(ctx context.Context, req *connect.Request[holdpointv1.GuestFactsRequest]) (*connect.Response[agentv1.FactsResponse], error) {
+	run, err := d.look(ctx, req.Msg.GetMachine(), "facts")
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	facts, err := run.Agent().Facts(ctx, connect.NewRequest(&agentv1.FactsRequest{}))
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(facts.Msg), nil
+}
+
+// look gives a machine's run for a question that has no effect.
+func (d *Daemon) look(ctx context.Context, ref, verb string) (*fleet.Run, error) {
+	m, err := d.catalog.ResolveMachine(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return d.keeper.Running(m, verb)
+}

@@ -1,0 +1,116 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// imageAPI serves ImageService.
+type imageAPI struct{ *Daemon }
+
+func (d *Daemon) buildConfig() image.BuildConfig {
+	return image.BuildConfig{FS: d.cfg.Files, ImagesDir: d.cfg.Home.Images(), CacheDir: d.cfg.Home.Cache(), LogDir: d.cfg.Home.LogDir()}
+}
+
+// Build builds an image and gives it its name.
+func (d imageAPI) Build(ctx context.Context, req *connect.Request[holdpointv1.BuildImageRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	name := r.GetName()
+	if name == "" {
+		name = r.GetRecipe()
+	}
+	if err := machine.CheckName("image", name); err != nil {
+		return nil, wire.Encode(err)
+	}
+	return d.begin(ctx, r.GetRequestId(), "image build", r, buildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		cfg := d.buildConfig()
+		cfg.Recipe, cfg.Packages, cfg.Script, cfg.DiskBytes = r.GetRecipe(), r.GetPackages(), r.GetScript(), r.GetDiskBytes()
+		phase := ""
+		built, err := d.cfg.Host.BuildImage(ctx, cfg, func(p image.Progress) {
+			if p.Phase != phase {
+				phase = p.Phase
+				w.Say(phase)
+			}
+			w.Progress(p.Done, p.Total)
+		})
+		if err != nil {
+			return nil, err
+		}
+		return d.recordImage(ctx, built, name)
+	})
+}
+
+func (d imageAPI) recordImage(ctx context.Context, built image.Image, name string) (*holdpointv1.OperationResult, error) {
+	stored, err := built.StoredBytes()
+	if err != nil {
+		return nil, err
+	}
+	err = d.catalog.PutImage(ctx, catalog.Image{
+		BuildID: built.BuildID, Name: name, Architecture: built.Architecture, KernelVersion: built.KernelVersion,
+		DiskBytes: built.DiskBytes, StoredBytes: stored, Packages: built.Packages, CreatedAt: built.CreatedAt,
+		Description: "built from the recipe " + built.Recipe,
+	})
+	if err != nil {
+		return nil, err
+	}
+	recorded, err := d.catalog.GetImage(ctx, built.BuildID)
+	if err != nil {
+		return nil, err
+	}
+	return &holdpointv1.OperationResult{Image: imageView(recorded)}, nil
+}
+
+// List gives all images, newest first.
+func (d imageAPI) List(ctx context.Context, _ *connect.Request[holdpointv1.ListImagesRequest]) (*connect.Response[holdpointv1.ListImagesResponse], error) {
+	images, err := d.catalog.ListImages(ctx)
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	out := &holdpointv1.ListImagesResponse{}
+	for _, i := range images {
+		out.Images = append(out.Images, imageView(i))
+	}
+	return connect.NewResponse(out), nil
+}
+
+// Get gives one image.
+func (d imageAPI) Get(ctx context.Context, req *connect.Request[holdpointv1.GetImageRequest]) (*connect.Response[holdpointv1.Image], error) {
+	i, err := d.catalog.ResolveImage(ctx, req.Msg.GetImage())
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(imageView(i)), nil
+}
+
+// Remove forgets an image and removes its files.
+func (d imageAPI) Remove(ctx context.Context, req *connect.Request[holdpointv1.RemoveImageRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	return d.begin(ctx, r.GetRequestId(), "image rm", r, quickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		i, err := d.catalog.ResolveImage(ctx, r.GetImage())
+		if err != nil {
+			return nil, err
+		}
+		claim := catalog.Claim{Kind: catalog.ImageResource, ID: i.BuildID, Exclusive: true}
+		if err := d.catalog.Acquire(ctx, w.ID(), leaseTime, claim); err != nil {
+			return nil, err
+		}
+		if err := d.catalog.RemoveImage(ctx, i.BuildID, w.ID()); err != nil {
+			return nil, err
+		}
+		if err := image.Remove(d.cfg.Files, d.cfg.Home.Images(), d.cfg.Home.Cache(), i.BuildID); err != nil {
+			return nil, fmt.Errorf("image %s is forgotten, but its files are not all removed: %w", r.GetImage(), err)
+		}
+		return nil, nil
+	})
+}

@@ -1,0 +1,72 @@
+//go:build linux
+
+package keeper
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor"
+)
+
+// config is all that the monitor of a new run is told.
+func (k *Keeper) config(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer) (monitor.Config, string, error) {
+	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), m.ImageBuildID))
+	if err != nil {
+		return monitor.Config{}, "", err
+	}
+	boot, err := k.cfg.Booter.PrepareBoot(ctx, img)
+	if err != nil {
+		return monitor.Config{}, "", err
+	}
+	disk := []machine.Layer{{ID: "image", Path: img.Root(), Format: "raw"}}
+	for _, layer := range chain {
+		disk = append(disk, k.layer(layer))
+	}
+	return monitor.Config{
+		Build: k.cfg.Build,
+		Run: machine.RunConfig{
+			RunID: runID, Dir: k.cfg.Home.Run(m.ID, runID), SocketDir: k.cfg.Home.RunSockets(runID),
+			MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
+			Kernel: boot.Kernel, Initramfs: boot.Initramfs,
+			Cmdline: fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic),
+			Disk:    disk, Accelerator: boot.Accelerator,
+		},
+		Guest: monitor.Guest{
+			Hostname: m.Name, MachineID: guestMachineID(m.ID), OnBoot: m.Spec.OnBoot, Tmpfs: m.Spec.Tmpfs,
+		},
+	}, boot.Note, nil
+}
+
+func (k *Keeper) layer(l catalog.Layer) machine.Layer {
+	return machine.Layer{ID: l.ID, Path: filepath.Join(k.cfg.Home.Dir(), filepath.FromSlash(l.Path)), Format: l.Format}
+}
+
+// guestMachineID is the guest's /etc/machine-id, made from the machine's id as
+// machine-id(5) advises: a digest, so that it tells nothing else.
+func guestMachineID(machineID string) string {
+	sum := sha256.Sum256([]byte("holdpoint machine-id " + machineID))
+	return hex.EncodeToString(sum[:16])
+}
+
+// ended records the end of a run that nothing of is left to adopt, from its
+// own record where there is one.
+func (k *Keeper) ended(ctx context.Context, m catalog.Machine) error {
+	reason := "ended while the daemon was away"
+	if record, err := monitor.ReadRecord(k.cfg.Home.Run(m.ID, m.RunID)); err == nil && record.Exit != nil {
+		reason = string(record.Exit.Reason)
+		if record.Exit.Message != "" {
+			reason += ": " + record.Exit.Message
+		}
+		if record.Exit.Clean {
+			reason = CleanExit
+		}
+	}
+	return k.cfg.Catalog.EndRun(ctx, m.ID, m.RunID, machine.Stopped, reason)
+}

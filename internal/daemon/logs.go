@@ -1,0 +1,158 @@
+//go:build linux
+
+package daemon
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"connectrpc.com/connect"
+	"github.com/fsnotify/fsnotify"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// logChunk is how much of a console is sent at once, in bytes.
+const logChunk = 64 << 10
+
+// Logs sends the consoles of a machine's kept runs, oldest first.
+func (d guestAPI) Logs(ctx context.Context, req *connect.Request[holdpointv1.GuestLogsRequest], stream *connect.ServerStream[holdpointv1.GuestLogsResponse]) error {
+	m, err := d.catalog.ResolveMachine(ctx, req.Msg.GetMachine())
+	if err != nil {
+		return wire.Encode(err)
+	}
+	c := &consoles{dir: filepath.Join(d.cfg.Home.Machine(m.ID), "runs"), read: map[string]int64{}, send: func(data []byte) error {
+		return stream.Send(&holdpointv1.GuestLogsResponse{Data: data})
+	}}
+	if n := req.Msg.GetTail(); n > 0 {
+		if err := c.skipTo(int(n)); err != nil {
+			return wire.Encode(err)
+		}
+	}
+	if !req.Msg.GetFollow() {
+		return wire.Encode(c.copy())
+	}
+	return wire.Encode(c.follow(ctx))
+}
+
+// consoles reads the console logs of the runs in a folder.
+type consoles struct {
+	dir string
+	// read is how far each log was read.
+	read map[string]int64
+	send func([]byte) error
+}
+
+// files are the console logs, oldest first.
+func (c *consoles) files() ([]string, error) {
+	paths, err := filepath.Glob(filepath.Join(c.dir, "*", "console.log"))
+	if err != nil {
+		return nil, fmt.Errorf("list consoles: %w", err)
+	}
+	modified := map[string]int64{}
+	for _, path := range paths {
+		if info, err := os.Stat(path); err == nil {
+			modified[path] = info.ModTime().UnixNano()
+		}
+	}
+	slices.SortFunc(paths, func(a, b string) int { return cmp.Compare(modified[a], modified[b]) })
+	return paths, nil
+}
+
+// copy sends what was not read yet.
+func (c *consoles) copy() error {
+	paths, err := c.files()
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		if err := c.copyFile(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *consoles) copyFile(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("read console: %w", err)
+	}
+	defer file.Close()
+	buffer := make([]byte, logChunk)
+	for {
+		n, err := file.ReadAt(buffer, c.read[path])
+		if n > 0 {
+			if err := c.send(buffer[:n]); err != nil {
+				return err
+			}
+			c.read[path] += int64(n)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return errdefs.New(errdefs.Storage, "read console: %w", err)
+		}
+	}
+}
+
+// skipTo marks as read all but the last lines.
+func (c *consoles) skipTo(lines int) error {
+	paths, err := c.files()
+	if err != nil {
+		return err
+	}
+	for i := len(paths) - 1; i >= 0; i-- {
+		data, err := os.ReadFile(paths[i])
+		if err != nil {
+			continue
+		}
+		at := len(data)
+		for end := len(bytes.TrimSuffix(data, []byte("\n"))); lines > 0 && end > 0; lines-- {
+			end = bytes.LastIndexByte(data[:end], '\n')
+			at = end + 1
+		}
+		c.read[paths[i]] = int64(at)
+	}
+	return nil
+}
+
+// follow sends what is there and what comes, until ctx ends.
+func (c *consoles) follow(ctx context.Context) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch consoles: %w", err)
+	}
+	defer watcher.Close()
+	for {
+		// A watch that is there already is kept; a folder that went is no loss.
+		_ = watcher.Add(c.dir)
+		runs, err := filepath.Glob(filepath.Join(c.dir, "*"))
+		if err != nil {
+			return fmt.Errorf("list runs: %w", err)
+		}
+		for _, run := range runs {
+			_ = watcher.Add(run)
+		}
+		if err := c.copy(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-watcher.Events:
+		case err := <-watcher.Errors:
+			return fmt.Errorf("watch consoles: %w", err)
+		}
+	}
+}

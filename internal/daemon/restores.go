@@ -1,0 +1,199 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/restore"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// restorePatience is how long a guest may take to shut down before a restore
+// keeps its disk as after a power cut.
+const restorePatience = 30 * time.Second
+
+// target resolves what a restore is about and refuses what it cannot be.
+func (d *Daemon) target(ctx context.Context, r *holdpointv1.RestoreMachineRequest) (catalog.Machine, checkpoint.Checkpoint, error) {
+	m, err := d.catalog.ResolveMachine(ctx, r.GetMachine())
+	if err != nil {
+		return m, checkpoint.Checkpoint{}, err
+	}
+	k, err := d.catalog.ResolveCheckpoint(ctx, m.ID, r.GetCheckpoint())
+	if err != nil {
+		return m, k, err
+	}
+	if r.GetGeneration() != 0 && r.GetGeneration() != m.Generation {
+		return m, k, errdefs.New(errdefs.Conflict, "restore: machine %s is in generation %d, this was meant for %d; look at its state and try again",
+			m.Name, m.Generation, r.GetGeneration())
+	}
+	return m, k, nil
+}
+
+func checkRestore(r *holdpointv1.RestoreMachineRequest) error {
+	kind, err := checkpoint.ParseKind(r.GetKind())
+	switch {
+	case err != nil:
+		return err
+	case kind == checkpoint.Full:
+		return errdefs.New(errdefs.Unsupported, "restore: full checkpoints are not there yet; use --disk")
+	}
+	switch r.GetRoutes() {
+	case "", "keep", "restore":
+		return nil
+	}
+	return errdefs.New(errdefs.Invalid, "restore: --routes %q: use keep or restore", r.GetRoutes())
+}
+
+// PlanRestore says what Restore would do.
+func (d machineAPI) PlanRestore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.RestorePlan], error) {
+	if err := checkRestore(req.Msg); err != nil {
+		return nil, wire.Encode(err)
+	}
+	m, k, err := d.target(ctx, req.Msg)
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	plan, err := d.plan(ctx, m, k, req.Msg.GetRoutes() == "restore")
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(plan), nil
+}
+
+func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Checkpoint, putBack bool) (*holdpointv1.RestorePlan, error) {
+	view, err := d.checkpointView(k, m)
+	if err != nil {
+		return nil, err
+	}
+	plan := &holdpointv1.RestorePlan{Machine: m.Name, Checkpoint: view}
+	routes, err := d.catalog.ListRoutes(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	var now []checkpoint.Route
+	owners := map[string]string{}
+	for _, r := range routes {
+		if r.MachineID == m.ID {
+			now = append(now, checkpoint.Route{Host: r.Host, Port: r.Port})
+		} else {
+			owners[r.Host] = r.Machine
+		}
+	}
+	plan.Routes = changeViews(restore.CompareRoutes(k.Routes, now, owners, putBack))
+	list, err := d.catalog.ListCheckpoints(ctx, m.ID)
+	if err != nil {
+		return nil, err
+	}
+	for _, other := range list {
+		if other.ID == k.ID {
+			break
+		}
+		newer, err := d.checkpointView(other, m)
+		if err != nil {
+			return nil, err
+		}
+		plan.Newer = append(plan.Newer, newer)
+	}
+	if run := d.keeper.Run(m.ID); run != nil && keeper.State(m, run) == machine.Running {
+		// A guest that does not answer is restored all the same.
+		plan.Commands, _ = d.commands(ctx, run)
+	}
+	return plan, nil
+}
+
+// Restore puts the machine's disk back to a checkpoint.
+func (d machineAPI) Restore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	if err := checkRestore(r); err != nil {
+		return nil, wire.Encode(err)
+	}
+	return d.begin(ctx, r.GetRequestId(), "restore", r, storyDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		return d.restore(ctx, w, r)
+	})
+}
+
+func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpointv1.RestoreMachineRequest) (*holdpointv1.OperationResult, error) {
+	m, k, err := d.target(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	w.Machine(m.ID, m.Name)
+	claims := []catalog.Claim{
+		{Kind: catalog.MachineResource, ID: m.ID, Exclusive: true}, {Kind: catalog.CheckpointResource, ID: k.ID},
+	}
+	if err := d.catalog.Acquire(ctx, w.ID(), leaseTime, claims...); err != nil {
+		return nil, err
+	}
+	if m, k, err = d.target(ctx, r); err != nil { // as it is under the lease
+		return nil, err
+	}
+	run := d.keeper.Run(m.ID)
+	state := keeper.State(m, run)
+	if err := machine.Allow("restore", m.Name, state, machine.Running, machine.Paused, machine.Stopped); err != nil {
+		return nil, err
+	}
+	putBack := r.GetRoutes() == "restore"
+	plan, err := d.plan(ctx, m, k, putBack)
+	if err != nil {
+		return nil, err
+	}
+	_, open, err := d.gates.Close(m.ID, fmt.Sprintf("machine %s is restored", m.Name))
+	if err != nil {
+		return nil, err
+	}
+	defer open()
+	request := restore.DiskRequest{
+		Operation: w.ID(), Machine: m, Target: k, Destination: d.keeper, NoSafety: r.GetNoSafety(), PutBack: putBack,
+		Paused: state == machine.Paused, WasClean: m.Exit == keeper.CleanExit, Enter: w.Enter, Note: w.Note,
+	}
+	if run != nil {
+		request.Source = d.keeper.Source(m.ID, run, restorePatience, w.Note)
+	}
+	if request.Routes, err = d.routesNow(ctx, m, run); err != nil {
+		return nil, err
+	}
+	done, failure := d.restorer.Disk(ctx, request)
+	if failure != nil && done.Generation == 0 {
+		return nil, failure
+	}
+	result, err := d.restoreResult(ctx, m.ID, k, plan, done, putBack)
+	if err != nil {
+		return nil, err
+	}
+	return result, failure
+}
+
+// restoreResult says what a restore did, with the command that undoes it.
+func (d *Daemon) restoreResult(ctx context.Context, machineID string, k checkpoint.Checkpoint, plan *holdpointv1.RestorePlan, done restore.DiskResult, putBack bool) (*holdpointv1.OperationResult, error) {
+	result, err := d.machineResult(ctx, machineID)
+	if err != nil {
+		return nil, err
+	}
+	out := &holdpointv1.RestoreResult{Plan: plan, Generation: done.Generation, DowntimeMs: ms(done.Downtime)}
+	if out.Restored, err = d.checkpointResult(ctx, k); err != nil {
+		return nil, err
+	}
+	if done.Safety != nil {
+		if out.Safety, err = d.checkpointResult(ctx, *done.Safety); err != nil {
+			return nil, err
+		}
+		out.UndoCommand = fmt.Sprintf("holdpoint restore %s %s --disk --yes", result.GetMachine().GetName(), done.Safety.ID)
+		if putBack {
+			out.UndoCommand += " --routes=restore"
+		}
+	}
+	result.Restore, result.Routes = out, result.GetMachine().GetRoutes()
+	return result, nil
+}

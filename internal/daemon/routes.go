@@ -1,0 +1,112 @@
+//go:build linux
+
+package daemon
+
+import (
+	"context"
+	"regexp"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// routeAPI serves RouteService.
+type routeAPI struct{ *Daemon }
+
+// hostPattern is a host name in lower case (RFC 1123).
+const hostPattern = `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$`
+
+// checkHost makes a host name canonical and refuses one that is none.
+func checkHost(host string) (string, error) {
+	clean := strings.TrimSuffix(strings.ToLower(host), ".")
+	if matched, _ := regexp.MatchString(hostPattern, clean); !matched || len(clean) > 253 {
+		return "", errdefs.New(errdefs.Invalid, "host name %q: use letters, digits, - and dots, for example app.localhost", host)
+	}
+	return clean, nil
+}
+
+// Expose publishes a port of a machine under a host name.
+func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.ExposeRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	if r.GetPort() < 1 || r.GetPort() > 65535 {
+		return nil, wire.Encode(errdefs.New(errdefs.Invalid, "expose: port %d: use 1 to 65535", r.GetPort()))
+	}
+	host := ""
+	if r.GetHost() != "" {
+		clean, err := checkHost(r.GetHost())
+		if err != nil {
+			return nil, wire.Encode(err)
+		}
+		host = clean
+	}
+	return d.begin(ctx, r.GetRequestId(), "expose", r, quickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		m, err := d.catalog.ResolveMachine(ctx, r.GetMachine())
+		if err != nil {
+			return nil, err
+		}
+		w.Machine(m.ID, m.Name)
+		name := host
+		if name == "" {
+			name = m.Name + ".localhost"
+		}
+		door, err := d.gates.Admit(ctx, hold.Request{Machine: m.ID, Door: hold.Dial, What: "expose " + name, Waiting: w.Say})
+		if err != nil {
+			return nil, err
+		}
+		defer door.Done()
+		if err := d.catalog.PutRoute(ctx, catalog.Route{Host: name, MachineID: m.ID, Port: int(r.GetPort()), CreatedAt: time.Now()}); err != nil {
+			return nil, err
+		}
+		route, err := d.catalog.GetRoute(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		return &holdpointv1.OperationResult{Routes: d.routeViews([]catalog.Route{route})}, nil
+	})
+}
+
+// Unexpose withdraws a host name.
+func (d routeAPI) Unexpose(ctx context.Context, req *connect.Request[holdpointv1.UnexposeRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	host, err := checkHost(req.Msg.GetHost())
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return d.begin(ctx, req.Msg.GetRequestId(), "unexpose", req.Msg, quickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		route, err := d.catalog.GetRoute(ctx, host)
+		if err != nil {
+			return nil, err
+		}
+		w.Machine(route.MachineID, route.Machine)
+		door, err := d.gates.Admit(ctx, hold.Request{Machine: route.MachineID, Door: hold.Dial, What: "unexpose " + host, Waiting: w.Say})
+		if err != nil {
+			return nil, err
+		}
+		defer door.Done()
+		return &holdpointv1.OperationResult{Routes: d.routeViews([]catalog.Route{route})}, d.catalog.RemoveRoute(ctx, host)
+	})
+}
+
+// List gives routes by host.
+func (d routeAPI) List(ctx context.Context, req *connect.Request[holdpointv1.ListRoutesRequest]) (*connect.Response[holdpointv1.ListRoutesResponse], error) {
+	machineID := ""
+	if ref := req.Msg.GetMachine(); ref != "" {
+		m, err := d.catalog.ResolveMachine(ctx, ref)
+		if err != nil {
+			return nil, wire.Encode(err)
+		}
+		machineID = m.ID
+	}
+	routes, err := d.catalog.ListRoutes(ctx, machineID)
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(&holdpointv1.ListRoutesResponse{Routes: d.routeViews(routes)}), nil
+}
