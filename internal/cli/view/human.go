@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -163,4 +164,35 @@ func Quote(words ...string) string {
 
 func unsafeInShell(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("@%+=:,./-_", r)
+}
+
+// Harmless makes a console's bytes harmless for a terminal: only text, tabs
+// and ends of lines go through to w.
+func Harmless(w io.Writer) io.Writer { return harmless{w} }
+
+type harmless struct{ w io.Writer }
+
+func (h harmless) Write(p []byte) (int, error) {
+	kept := make([]byte, 0, len(p))
+	for _, b := range p {
+		if b == '\n' || b == '\t' || b >= ' ' && b != 0x7f {
+			kept = append(kept, b)
+		}
+	}
+	if _, err := h.w.Write(kept); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// SpecFields are the fields of a spec, for Fields.
+func SpecFields(s *holdpointv1.Spec) [][2]string {
+	return [][2]string{
+		{"memory", Size(s.GetMemoryBytes())},
+		{"CPUs", fmt.Sprint(s.GetCpus())},
+		{"disk", Size(s.GetDiskBytes())},
+		{"on boot", s.GetOnBoot()},
+		{"in memory only", strings.Join(s.GetTmpfs(), " ")},
+		{"network", s.GetNetwork()},
+	}
 }

@@ -259,3 +259,9 @@ func TimeOf(t *timestamppb.Timestamp) time.Time {
 	}
 	return t.AsTime()
 }
+
+// Notes makes the view of lines a person should read.
+func Notes(notes []string) []string { return List(notes, same) }
+
+// Stamp makes the view of a time.
+func Stamp(t *timestamppb.Timestamp) string { return timeOf(t) }

@@ -1,0 +1,135 @@
+package guest
+
+import (
+	"os"
+	"time"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/internal/cli/terminal"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// inputChunk is the largest piece of input sent at once, in bytes.
+const inputChunk = 64 << 10
+
+// signalLimit is how long a signal may hang behind input the command does not
+// read before the stream is ended instead.
+const signalLimit = time.Second
+
+// passInput sends what is typed or piped until its end.
+func (r *running) passInput() {
+	keys := leaveKeys{enabled: r.exec.Leave}
+	buf := make([]byte, inputChunk)
+	for {
+		n, err := r.input.Read(buf)
+		data, leave := keys.filter(buf[:n])
+		if len(data) > 0 {
+			message := &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Stdin{Stdin: data}}
+			if r.post(message) != nil {
+				return // receive says why
+			}
+		}
+		if leave {
+			r.end(errLeft)
+			return
+		}
+		if err != nil {
+			select {
+			case <-r.done:
+			default:
+				_ = r.post(stdinEnd()) // receive says why
+			}
+			return
+		}
+	}
+}
+
+// passSignals forwards signals until the command ends.
+func (r *running) passSignals() {
+	started := false
+	for {
+		select {
+		case <-r.done:
+			return
+		case s := <-r.exec.Signals:
+			if !started {
+				select {
+				case <-r.started:
+					started = true
+				default:
+				}
+			}
+			switch {
+			case terminal.Resized(s):
+				r.resize()
+			case !started:
+				r.end(errdefs.New(errdefs.Interrupted, "exec in %s: interrupted before the command started", r.exec.Machine))
+			case !r.signal(terminal.Number(s)):
+				r.end(errdefs.New(errdefs.Interrupted, "exec in %s: interrupted; the command was hung up", r.exec.Machine))
+			}
+		}
+	}
+}
+
+// signal sends the signal and reports whether it got through.
+func (r *running) signal(number int32) bool {
+	sent := make(chan error, 1)
+	r.workers.Go(func() {
+		sent <- r.post(&agentv1.ExecRequest{Message: &agentv1.ExecRequest_Signal{Signal: number}})
+	})
+	limit := time.NewTimer(signalLimit)
+	defer limit.Stop()
+	select {
+	case err := <-sent:
+		return err == nil
+	case <-r.done:
+		return true
+	case <-limit.C:
+		return false
+	}
+}
+
+func (r *running) resize() {
+	if r.exec.TTY == nil {
+		return
+	}
+	_ = r.post(&agentv1.ExecRequest{Message: &agentv1.ExecRequest_Resize{Resize: SizeOf(r.exec.TTY)}}) // receive says why
+}
+
+// SizeOf is the size of the terminal; zeros where it is unknown.
+func SizeOf(tty *os.File) *agentv1.WindowSize {
+	rows, cols := terminal.Size(tty)
+	return &agentv1.WindowSize{Rows: uint32(rows), Cols: uint32(cols)}
+}
+
+// leaveKeys watches typed input for Ctrl-P Ctrl-Q, docker's keys for it.
+type leaveKeys struct {
+	enabled bool
+	// held is a Ctrl-P that was not passed on yet.
+	held bool
+}
+
+const (
+	ctrlP = 'P' - '@'
+	ctrlQ = 'Q' - '@'
+)
+
+// filter gives what is to be sent, and whether the keys were typed.
+func (k *leaveKeys) filter(typed []byte) (data []byte, leave bool) {
+	if !k.enabled {
+		return typed, false
+	}
+	data = make([]byte, 0, len(typed)+1)
+	for _, b := range typed {
+		if k.held && b == ctrlQ {
+			return data, true
+		}
+		if k.held {
+			data = append(data, ctrlP)
+		}
+		if k.held = b == ctrlP; !k.held {
+			data = append(data, b)
+		}
+	}
+	return data, false
+}

@@ -1,0 +1,165 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+type checkpointCreateOptions struct {
+	kind        string
+	mode        string
+	name        string
+	message     string
+	stopRunning bool
+	allowCrash  bool
+}
+
+func NewCheckpointCreate(a *app.App) *cobra.Command {
+	var o checkpointCreateOptions
+	cmd := a.Command(app.Verb{
+		Use: "create MACHINE [flags]", Short: "Make a checkpoint of a machine",
+		Long: `Make a checkpoint of a machine. It is listed once it is safe on disk.
+
+--kind full keeps disk, memory and CPU. --kind disk keeps the disk:
+  --mode frozen    while the machine's file systems refuse writes
+  --mode stopped   after a clean shutdown; the machine is booted again. Commands
+                   that run in it end: this is asked on a terminal, and refused
+                   without one unless --stop-running is given.`,
+		Example: `  holdpoint checkpoint create web --kind disk --mode stopped --name before-agent`,
+		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.CheckpointCreated{}, Complete: app.First(a.MachineNames),
+		Kinds: app.MachineKinds(errdefs.AlreadyExists, errdefs.Unsupported, errdefs.NoSpace),
+		Run: func(ctx context.Context, args []string) error {
+			return runCheckpointCreate(ctx, a, args[0], o)
+		},
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.kind, "kind", "full", "full or disk")
+	f.StringVar(&o.mode, "mode", "", "of a disk checkpoint: frozen or stopped (default frozen)")
+	f.StringVar(&o.name, "name", "", "name of the checkpoint")
+	f.StringVarP(&o.message, "message", "m", "", "what it is for")
+	f.BoolVar(&o.stopRunning, "stop-running", false, "end the commands that run, without asking")
+	f.BoolVar(&o.allowCrash, "allow-crash", false, "end a machine that does not shut down in time, and mark the checkpoint crash")
+	a.CompleteFlag(cmd, "kind", app.Words("full", "disk"))
+	a.CompleteFlag(cmd, "mode", app.Words("frozen", "stopped"))
+	return cmd
+}
+
+func (o *checkpointCreateOptions) check() error {
+	kind, err := checkpoint.ParseKind(o.kind)
+	if err != nil {
+		return err
+	}
+	if kind == checkpoint.Full {
+		if o.mode != "" {
+			return errdefs.New(errdefs.Invalid, "checkpoint mode %q: only a disk checkpoint has one; add --kind disk", o.mode)
+		}
+		return nil
+	}
+	switch o.mode {
+	case "":
+		o.mode = string(checkpoint.Frozen)
+	case string(checkpoint.Frozen), string(checkpoint.Stopped):
+	default:
+		return errdefs.New(errdefs.Invalid, "checkpoint mode %q: use frozen or stopped", o.mode)
+	}
+	return nil
+}
+
+func runCheckpointCreate(ctx context.Context, a *app.App, machine string, o checkpointCreateOptions) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	return a.With(ctx, func(c *client.Client) error {
+		if o.mode == string(checkpoint.Stopped) && !o.stopRunning && a.Interactive() {
+			var err error
+			if o.stopRunning, err = mayStop(ctx, a, c, machine); err != nil {
+				return err
+			}
+		}
+		op, err := app.Operate(ctx, a, c, true, c.Checkpoints.Create, &holdpointv1.CreateCheckpointRequest{
+			RequestId: a.RequestID(), Machine: machine, Kind: o.kind, Mode: o.mode, Name: o.name, Message: o.message,
+			StopRunning: o.stopRunning, AllowCrash: o.allowCrash,
+		})
+		if err != nil {
+			return err
+		}
+		return printCheckpoint(a, op)
+	})
+}
+
+// mayStop asks whether the commands that run in the machine may end; without
+// any, nothing is asked and nothing may.
+func mayStop(ctx context.Context, a *app.App, c *client.Client, machine string) (bool, error) {
+	res, err := c.Guest.ListCommands(ctx, connect.NewRequest(&holdpointv1.ListGuestCommandsRequest{Machine: machine}))
+	if err != nil {
+		// The daemon checks again, and has the say; a stopped machine runs none.
+		return false, nil
+	}
+	running := 0
+	for _, command := range res.Msg.GetCommands() {
+		if command.GetRunning() {
+			running++
+			fmt.Fprintf(a.Config.Stderr, "  %s\n", view.Line(view.Quote(command.GetArgv()...)))
+		}
+	}
+	if running == 0 {
+		return false, nil
+	}
+	yes, err := a.Ask(fmt.Sprintf("A stopped checkpoint ends %s in %s. Go on?", view.Count(running, "running command"), machine))
+	if err != nil {
+		return false, err
+	}
+	if !yes {
+		return false, errdefs.New(errdefs.Interrupted, "checkpoint create %s: not done; nothing was changed", machine)
+	}
+	return true, nil
+}
+
+func printCheckpoint(a *app.App, op *client.Operation) error {
+	r, notes := op.GetResult().GetCheckpoint(), op.GetResult().GetNotes()
+	p := r.GetCheckpoint()
+	a.Note(notes)
+	return a.Print(app.Output{
+		Object: view.CheckpointCreated{
+			Header: view.NewHeader(), Checkpoint: view.CheckpointOf(p),
+			DowntimeMS: r.GetDowntimeMs(), ReturnMS: r.GetReturnMs(), DurableMS: r.GetDurableMs(),
+			StopMS: r.GetStopMs(), CopyMS: r.GetCopyMs(), BootMS: r.GetBootMs(),
+			MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(),
+			RestoreCommand: restoreCommand(p), Operation: op.GetId(), Notes: view.Notes(notes),
+		},
+		Terse: []string{p.GetId()},
+		Human: func(w io.Writer) error {
+			return view.Fields(w, [][2]string{
+				{"checkpoint", p.GetId()},
+				{"name", p.GetName()},
+				{"kind", view.KindOf(p)},
+				{"downtime", downtime(r)},
+				{"answers again", "after " + view.Millis(r.GetReturnMs())},
+				{"durable", "after " + view.Millis(r.GetDurableMs())},
+				{"stored", view.Size(r.GetDiskBytes() + r.GetMemoryBytes())},
+				{"restore with", restoreCommand(p)},
+			})
+		},
+	})
+}
+
+// downtime says how long the machine stood still, with the parts it has.
+func downtime(r *holdpointv1.CheckpointResult) string {
+	text := view.Millis(r.GetDowntimeMs())
+	if r.GetStopMs()+r.GetCopyMs()+r.GetBootMs() == 0 {
+		return text
+	}
+	return fmt.Sprintf("%s (stop %s, copy %s, boot %s)", text,
+		view.Millis(r.GetStopMs()), view.Millis(r.GetCopyMs()), view.Millis(r.GetBootMs()))
+}

@@ -1,0 +1,191 @@
+package history
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+type restoreOptions struct {
+	disk, full bool
+	plan       bool
+	routes     string
+	noSafety   bool
+	yes        bool
+}
+
+func NewRestore(a *app.App) *cobra.Command {
+	var o restoreOptions
+	cmd := a.Command(app.Verb{
+		Use: "restore MACHINE CHECKPOINT --disk|--full [flags]", Short: "Put a machine back to a checkpoint",
+		Long: `Put a machine back to one of its checkpoints.
+
+--disk ("Restore disk") puts the disk back and boots from it. --full ("Restore
+machine") also puts memory and CPU back. Effects outside the machine stay.
+
+The present state is kept as a checkpoint first, and the command that undoes the
+restore is printed. Routes stay as they are now, unless --routes=restore; what
+that means for each URL is shown before anything is done. It is asked before the
+present state is discarded; without a terminal --yes is needed.`,
+		Example: `  holdpoint restore web before-agent --disk --plan
+  holdpoint restore web before-agent --disk --routes=restore --yes`,
+		MinArgs: 2, MaxArgs: 2, Effect: true, Cancels: true, Object: view.Restored{}, Complete: a.CompleteRestore,
+		Kinds: app.MachineKinds(errdefs.Conflict, errdefs.Unsupported, errdefs.KindMismatch, errdefs.Incompatible, errdefs.NoSpace),
+		Run:   func(ctx context.Context, args []string) error { return runRestore(ctx, a, args[0], args[1], o) },
+	})
+	f := cmd.Flags()
+	f.BoolVar(&o.disk, "disk", false, "Restore disk")
+	f.BoolVar(&o.full, "full", false, "Restore machine: disk, memory and CPU")
+	f.BoolVar(&o.plan, "plan", false, "only show what would happen")
+	f.StringVar(&o.routes, "routes", "", "keep: routes stay as they are now (default); restore: they become what they were")
+	f.BoolVar(&o.noSafety, "no-safety", false, "do not keep the present state; the restore cannot be undone")
+	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	a.CompleteFlag(cmd, "routes", app.Words("keep", "restore"))
+	return cmd
+}
+
+func (o *restoreOptions) kind() string {
+	if o.full {
+		return "full"
+	}
+	return "disk"
+}
+
+func (o *restoreOptions) check(machine string) error {
+	switch {
+	case o.disk == o.full:
+		return errdefs.New(errdefs.Invalid, "restore %s: say what to put back: --disk, or --full for memory and CPU too", machine)
+	case !slices.Contains([]string{"", "keep", "restore"}, o.routes):
+		return errdefs.New(errdefs.Invalid, "restore %s: --routes=%s is neither keep nor restore", machine, o.routes)
+	}
+	return nil
+}
+
+func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o restoreOptions) error {
+	if err := o.check(machine); err != nil {
+		return err
+	}
+	return a.With(ctx, func(c *client.Client) error {
+		req := &holdpointv1.RestoreMachineRequest{
+			RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety,
+		}
+		plan, err := planRestore(ctx, c, req)
+		if err != nil {
+			return err
+		}
+		if o.plan {
+			return printPlan(a, plan, o)
+		}
+		if err := confirmRestore(a, plan, &o); err != nil {
+			return err
+		}
+		req.Routes = o.routes
+		op, err := app.Operate(ctx, a, c, true, c.Machines.Restore, req)
+		if err != nil {
+			return err
+		}
+		return printRestored(a, op)
+	})
+}
+
+// planRestore asks what would happen. It pins the request to what was seen: the
+// machine's generation, and the checkpoint by its id.
+func planRestore(ctx context.Context, c *client.Client, req *holdpointv1.RestoreMachineRequest) (*holdpointv1.RestorePlan, error) {
+	ctx, stop := app.Interruptible(ctx)
+	defer stop()
+	m, err := app.GetMachine(ctx, c, req.GetMachine())
+	if err != nil {
+		return nil, err
+	}
+	req.Generation = m.GetGeneration()
+	res, err := c.Machines.PlanRestore(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	if id := res.Msg.GetCheckpoint().GetId(); id != "" {
+		req.Checkpoint = id
+	}
+	return res.Msg, nil
+}
+
+// confirmRestore tells what will happen, and asks unless --yes said it already.
+func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, o *restoreOptions) error {
+	if o.yes {
+		for _, warning := range view.RouteWarnings(plan, o.routes) {
+			a.Say("warning: " + warning)
+		}
+		return nil
+	}
+	if !a.Interactive() {
+		return errdefs.New(errdefs.Invalid,
+			"restore %s: it discards the present state of the machine; look at it with --plan, then give --yes", plan.GetMachine())
+	}
+	if err := view.PrintPlan(a.Config.Stderr, plan, o.kind(), o.routes, !o.noSafety); err != nil {
+		return err
+	}
+	if o.routes == "" && slices.ContainsFunc(plan.GetRoutes(), view.RouteDiffers) {
+		back, err := a.Ask("Put the routes back to what they were, too?")
+		if err != nil {
+			return err
+		}
+		if o.routes = "keep"; back {
+			o.routes = "restore"
+		}
+	}
+	yes, err := a.Ask(view.RestoreTitle(o.kind()) + " of " + plan.GetMachine() + " now?")
+	if err != nil {
+		return err
+	}
+	if !yes {
+		return errdefs.New(errdefs.Interrupted, "restore %s: not done; nothing was changed", plan.GetMachine())
+	}
+	return nil
+}
+
+func printPlan(a *app.App, plan *holdpointv1.RestorePlan, o restoreOptions) error {
+	out := app.Output{
+		Object: view.RestorePlan{
+			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()),
+			Routes: view.List(plan.GetRoutes(), view.RouteChangeOf),
+			Newer:  view.List(plan.GetNewer(), view.CheckpointOf), Commands: view.Notes(plan.GetCommands()),
+		},
+		Human: func(w io.Writer) error { return view.PrintPlan(w, plan, o.kind(), o.routes, !o.noSafety) },
+	}
+	return a.Print(out)
+}
+
+func printRestored(a *app.App, op *client.Operation) error {
+	r, notes := op.GetResult().GetRestore(), op.GetResult().GetNotes()
+	a.Note(notes)
+	return a.Print(app.Output{
+		Object: view.Restored{
+			Header: view.NewHeader(), Machine: view.MachineOf(op.GetResult().GetMachine()),
+			Restored: view.CheckpointOf(r.GetRestored()), Safety: view.CheckpointOf(r.GetSafety()),
+			UndoCommand: r.GetUndoCommand(), Routes: view.List(r.GetPlan().GetRoutes(), view.RouteChangeOf),
+			Generation: r.GetGeneration(), DowntimeMS: r.GetDowntimeMs(), Operation: op.GetId(), Notes: view.Notes(notes),
+		},
+		Terse: []string{r.GetSafety().GetId()},
+		Human: func(w io.Writer) error {
+			kept := "nothing (--no-safety)"
+			if s := r.GetSafety(); s != nil {
+				kept = fmt.Sprintf("%s (%s)", view.NameOf(s), view.KindOf(s))
+			}
+			return view.Fields(w, [][2]string{
+				{"restored", fmt.Sprintf("%s to %s (%s)", op.GetMachine(), view.NameOf(r.GetRestored()), view.KindOf(r.GetRestored()))},
+				{"kept before", kept},
+				{"downtime", view.Millis(r.GetDowntimeMs())},
+				{"undo with", r.GetUndoCommand()},
+			})
+		},
+	})
+}

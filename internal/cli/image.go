@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+func newImageList(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "ls", Short: "List images", Object: view.Images{},
+		Run: func(ctx context.Context, _ []string) error { return runImageList(ctx, a) },
+	})
+}
+
+func runImageList(ctx context.Context, a *app.App) error {
+	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		res, err := c.Images.List(ctx, connect.NewRequest(&holdpointv1.ListImagesRequest{}))
+		if err != nil {
+			return err
+		}
+		images := res.Msg.GetImages()
+		o := app.Output{Object: view.Images{Header: view.NewHeader(), Images: view.List(images, view.ImageOf)}}
+		rows := make([][]string, 0, len(images))
+		for _, i := range images {
+			o.Terse = append(o.Terse, i.GetBuildId())
+			rows = append(rows, []string{
+				view.Dash(i.GetName()), view.Short(i.GetBuildId()), i.GetArchitecture(), view.Size(i.GetDiskBytes()),
+				view.Size(i.GetStoredBytes()), view.Age(view.TimeOf(i.GetCreatedAt()), time.Now()), view.Count(int(i.GetUsedBy()), "user"),
+			})
+		}
+		o.Human = func(w io.Writer) error {
+			return view.Table(w, []string{"NAME", "BUILD ID", "ARCH", "DISK", "STORED", "CREATED", "USED BY"}, rows)
+		}
+		return a.Print(o)
+	})
+}
+
+func newImageInspect(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "inspect IMAGE", Short: "Show an image", MinArgs: 1, MaxArgs: 1,
+		Object: view.ImageObject{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.ImageNames),
+		Run: func(ctx context.Context, args []string) error { return runImageInspect(ctx, a, args[0]) },
+	})
+}
+
+func runImageInspect(ctx context.Context, a *app.App, image string) error {
+	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		res, err := c.Images.Get(ctx, connect.NewRequest(&holdpointv1.GetImageRequest{Image: image}))
+		if err != nil {
+			return err
+		}
+		i := res.Msg
+		return a.Print(app.Output{
+			Object: view.ImageObject{Header: view.NewHeader(), Image: view.ImageOf(i)},
+			Terse:  []string{i.GetBuildId()},
+			Human: func(w io.Writer) error {
+				return view.Fields(w, [][2]string{
+					{"name", i.GetName()},
+					{"build id", i.GetBuildId()},
+					{"description", i.GetDescription()},
+					{"architecture", i.GetArchitecture()},
+					{"kernel", i.GetKernelVersion()},
+					{"disk", view.Size(i.GetDiskBytes())},
+					{"stored", view.Size(i.GetStoredBytes())},
+					{"created", view.Age(view.TimeOf(i.GetCreatedAt()), time.Now())},
+					{"used by", view.Count(int(i.GetUsedBy()), "machine or checkpoint")},
+					{"packages", strings.Join(i.GetPackages(), " ")},
+				})
+			},
+		})
+	})
+}
+
+func newImageRemove(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "rm IMAGE", Short: "Remove an image that nothing uses", MinArgs: 1, MaxArgs: 1, Effect: true,
+		Object: view.ImageDone{}, Complete: app.First(a.ImageNames),
+		Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.RequestIDConflict, errdefs.Referenced, errdefs.Storage},
+		Run:   func(ctx context.Context, args []string) error { return runImageRemove(ctx, a, args[0]) },
+	})
+}
+
+func runImageRemove(ctx context.Context, a *app.App, image string) error {
+	return a.With(ctx, func(c *client.Client) error {
+		op, err := app.Operate(ctx, a, c, false, c.Images.Remove, &holdpointv1.RemoveImageRequest{RequestId: a.RequestID(), Image: image})
+		if err != nil {
+			return err
+		}
+		return printImage(a, op)
+	})
+}
+
+// printImage prints an operation on an image that is done.
+func printImage(a *app.App, op *client.Operation) error {
+	i, notes := op.GetResult().GetImage(), op.GetResult().GetNotes()
+	a.Note(notes)
+	return a.Print(app.Output{
+		Object: view.ImageDone{
+			Header: view.NewHeader(), Image: view.ImageOf(i), Operation: op.GetId(), Notes: view.Notes(notes),
+		},
+		Terse: []string{i.GetBuildId()},
+		Human: func(w io.Writer) error {
+			if op.GetVerb() == "image rm" {
+				return nil
+			}
+			return view.Fields(w, [][2]string{
+				{"image", i.GetName()},
+				{"build id", view.Short(i.GetBuildId())},
+				{"kernel", i.GetKernelVersion()},
+				{"stored", view.Size(i.GetStoredBytes())},
+			})
+		},
+	})
+}

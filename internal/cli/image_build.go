@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// maxScript is the largest --script in bytes; it travels in one message.
+const maxScript = 1 << 20
+
+type imageBuildOptions struct {
+	name     string
+	packages []string
+	script   string
+	size     string
+}
+
+func newImageBuild(a *app.App) *cobra.Command {
+	var o imageBuildOptions
+	cmd := a.Command(app.Verb{
+		Use: "build RECIPE [flags]", Short: "Build an image from a distribution's packages",
+		Long: `Build an image: kernel, initramfs and root disk, from a distribution's packages.
+The only recipe is "debian". Root or an ordinary user can do it; the first build
+downloads the packages.`,
+		Example: `  holdpoint image build debian
+  holdpoint image build debian --name web --packages redis,postgresql --script setup.sh`,
+		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.ImageDone{},
+		Kinds: []errdefs.Kind{
+			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
+			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
+		},
+		Complete: app.First(func(context.Context) []string { return []string{"debian"} }),
+		Run:      func(ctx context.Context, args []string) error { return runImageBuild(ctx, a, args[0], o) },
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.name, "name", "", "name of the image (default the recipe's)")
+	f.StringSliceVar(&o.packages, "packages", nil, "more packages, separated by commas")
+	f.StringVar(&o.script, "script", "", "shell script, run as root in the image when packages are installed")
+	f.StringVar(&o.size, "size", "", "size of the root disk, such as 4G (default the recipe's)")
+	return cmd
+}
+
+func runImageBuild(ctx context.Context, a *app.App, recipe string, o imageBuildOptions) error {
+	req := &holdpointv1.BuildImageRequest{RequestId: a.RequestID(), Recipe: recipe, Name: o.name, Packages: o.packages}
+	var err error
+	if o.size != "" {
+		if req.DiskBytes, err = view.ParseSize(o.size); err != nil {
+			return err
+		}
+	}
+	if o.script != "" {
+		if req.Script, err = readScript(o.script); err != nil {
+			return err
+		}
+	}
+	return a.With(ctx, func(c *client.Client) error {
+		op, err := app.Operate(ctx, a, c, true, c.Images.Build, req)
+		if err != nil {
+			return err
+		}
+		return printImage(a, op)
+	})
+}
+
+func readScript(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", errdefs.As(errdefs.Invalid, fmt.Errorf("read script: %w", err))
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxScript+1))
+	if err != nil {
+		return "", errdefs.As(errdefs.Invalid, fmt.Errorf("read script: %w", err))
+	}
+	if len(text) > maxScript {
+		return "", errdefs.New(errdefs.Invalid, "read script %s: it is larger than %s", path, view.Size(maxScript))
+	}
+	return string(text), nil
+}

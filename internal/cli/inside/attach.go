@@ -1,0 +1,82 @@
+// Package inside has the verbs that enter a machine: exec, shell, attach, cp
+// and logs. How bytes get there is package guest's.
+package inside
+
+import (
+	"context"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/guest"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+type attachOptions struct {
+	noHistory bool
+	noStdin   bool
+}
+
+func NewAttach(a *app.App) *cobra.Command {
+	var o attachOptions
+	cmd := a.Command(app.Verb{
+		Use: "attach MACHINE [COMMAND-ID] [flags]", Short: "Connect to a detached command",
+		Long: `Connect to a command that was started with "exec --detach": see its output, type
+to it, and get its exit code. Without an id it is the only one there is. On a
+terminal, Ctrl-P Ctrl-Q leaves and lets the command go on.`,
+		MinArgs: 1, MaxArgs: 2, PassesCode: true, Object: view.Executed{}, Complete: a.CompleteCommand,
+		Run: func(ctx context.Context, args []string) error { return runAttach(ctx, a, args, o) },
+	})
+	cmd.Flags().BoolVar(&o.noHistory, "no-history", false, "leave out the output from before")
+	cmd.Flags().BoolVar(&o.noStdin, "no-stdin", false, "do not pass standard input on")
+	return cmd
+}
+
+func runAttach(ctx context.Context, a *app.App, args []string, o attachOptions) error {
+	machine := args[0]
+	command, err := findCommand(ctx, a, args)
+	if err != nil {
+		return err
+	}
+	attach := &agentv1.ExecAttach{CommandId: command.GetId(), NoHistory: o.noHistory}
+	return execute(ctx, a, &guest.Exec{Machine: machine, Attach: attach, Leave: true}, !o.noStdin && !a.JSON && command.GetTty())
+}
+
+// findCommand is the command of the id, or the only detached one.
+func findCommand(ctx context.Context, a *app.App, args []string) (*agentv1.Command, error) {
+	machine := args[0]
+	var detached []*agentv1.Command
+	err := a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		res, err := c.Guest.ListCommands(ctx, connect.NewRequest(&holdpointv1.ListGuestCommandsRequest{Machine: machine}))
+		if err != nil {
+			return err
+		}
+		for _, command := range res.Msg.GetCommands() {
+			if command.GetDetached() && (len(args) == 1 || strings.HasPrefix(command.GetId(), args[1])) {
+				detached = append(detached, command)
+			}
+		}
+		return nil
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(detached) == 1:
+		return detached[0], nil
+	case len(detached) == 0 && len(args) == 1:
+		return nil, errdefs.New(errdefs.NotFound, "attach to %s: no detached command is there; `holdpoint exec %s --detach -- COMMAND` starts one", machine, machine)
+	case len(detached) == 0:
+		return nil, errdefs.New(errdefs.NotFound, "attach to %s: no detached command has the id %s", machine, args[1])
+	}
+	candidates := make([]string, len(detached))
+	for i, command := range detached {
+		candidates[i] = command.GetId() + " (" + view.Quote(command.GetArgv()...) + ")"
+	}
+	return nil, errdefs.New(errdefs.Invalid, "attach to %s: say which command: %s", machine, strings.Join(candidates, ", "))
+}

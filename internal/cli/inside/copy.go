@@ -1,0 +1,104 @@
+package inside
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/guest"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/tarstream"
+)
+
+func NewCopy(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "cp SOURCE DESTINATION", Short: "Copy files between this host and a machine",
+		Long: `Copy a file or a folder between this host and a machine; one of both is written
+MACHINE:PATH. Modes, links, times and holes are kept. Into a folder that is there
+it is copied under its own name, else it becomes DESTINATION. A host path with a
+colon needs ./ before it.`,
+		Example: `  holdpoint cp site web:/srv/www
+  holdpoint cp web:/var/log/nginx/error.log .`,
+		MinArgs: 2, MaxArgs: 2, Object: view.Copied{},
+		Kinds: []errdefs.Kind{
+			errdefs.NotFound, errdefs.MachineBusy, errdefs.WrongState, errdefs.OutcomeUnknown, errdefs.NoSpace,
+			errdefs.Storage, errdefs.Denied,
+		},
+		Complete: completeCopy(a),
+		Run:      func(ctx context.Context, args []string) error { return runCopy(ctx, a, args[0], args[1]) },
+	})
+}
+
+// place is one side of a copy.
+type place struct {
+	// machine is empty for the host.
+	machine, path string
+}
+
+// placeOf reads MACHINE:PATH or a host path. Names of machines have neither
+// slashes nor upper case, so that ./a:b and C:\ are host paths.
+func placeOf(arg string) place {
+	name, path, found := strings.Cut(arg, ":")
+	if !found || name == "" || strings.ContainsFunc(name, notInName) {
+		return place{path: arg}
+	}
+	return place{machine: name, path: path}
+}
+
+func notInName(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
+}
+
+func runCopy(ctx context.Context, a *app.App, source, destination string) error {
+	from, to := placeOf(source), placeOf(destination)
+	if (from.machine == "") == (to.machine == "") {
+		return errdefs.New(errdefs.Invalid, "cp %s %s: exactly one of both must be MACHINE:PATH", source, destination)
+	}
+	if from.path == "" || to.path == "" {
+		return errdefs.New(errdefs.Invalid, "cp %s %s: a path is missing after the colon; . is the home folder there", source, destination)
+	}
+	var result tarstream.Result
+	err := a.Query(ctx, func(ctx context.Context, c *client.Client) (err error) {
+		moved, hide := a.ByteProgress("copying")
+		defer hide()
+		if to.machine != "" {
+			result, err = guest.Copy{Machine: to.machine, Host: from.path, Guest: to.path, Moved: moved}.Upload(ctx, c)
+		} else {
+			result, err = guest.Copy{Machine: from.machine, Host: to.path, Guest: from.path, Moved: moved}.Download(ctx, c)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if result.Skipped > 0 {
+		a.Say(view.Count(int(result.Skipped), "special file") + " left out")
+	}
+	return a.Print(app.Output{
+		Object: view.Copied{Header: view.NewHeader(), Files: result.Files, Bytes: result.Bytes},
+		Human: func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "%s, %s\n", view.Count(int(result.Files), "file"), view.Size(int64(result.Bytes)))
+			return err
+		},
+	})
+}
+
+// completeCopy completes "MACHINE:"; paths on the host are the shell's.
+func completeCopy(a *app.App) func(context.Context, []string) []string {
+	return func(ctx context.Context, args []string) []string {
+		if len(args) > 1 {
+			return nil
+		}
+		names := a.MachineNames(ctx)
+		for i := range names {
+			names[i] += ":"
+		}
+		return names
+	}
+}

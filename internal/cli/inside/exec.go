@@ -1,0 +1,196 @@
+package inside
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/guest"
+	"github.com/holdpoint/holdpoint/internal/cli/terminal"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// maxJSONOutput is how much of each of a command's outputs --json carries, in
+// bytes.
+const maxJSONOutput = 16 << 20
+
+type execOptions struct {
+	interactive bool
+	tty         bool
+	env         []string
+	dir         string
+	user        string
+	detach      bool
+}
+
+func NewExec(a *app.App) *cobra.Command {
+	var o execOptions
+	cmd := a.Command(app.Verb{
+		Use: "exec MACHINE [flags] -- COMMAND [ARG...]", Short: "Run a command in a machine",
+		Long: `Run a command in a machine, with its output here and its exit code. Signals are
+passed on to it. With --detach the command goes on by itself and its id is
+printed, for "holdpoint attach".`,
+		Example: `  holdpoint exec web -- nginx -t
+  tar c src | holdpoint exec web -i -- tar x -C /srv
+  holdpoint exec web -it -- bash`,
+		MinArgs: 2, MaxArgs: -1, PassesCode: true, Object: view.Executed{}, Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error { return runExec(ctx, a, args[0], args[1:], o) },
+	})
+	f := cmd.Flags()
+	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass standard input on")
+	f.BoolVarP(&o.tty, "tty", "t", false, "give the command a terminal")
+	f.StringArrayVarP(&o.env, "env", "e", nil, "set KEY=VALUE; KEY alone takes the value from here; may be given again")
+	f.StringVarP(&o.dir, "workdir", "w", "", "folder to run it in (default the user's home)")
+	f.StringVarP(&o.user, "user", "u", "", "user, or user:group, to run it as (default root)")
+	f.BoolVar(&o.detach, "detach", false, "let it go on by itself and print its id")
+	return cmd
+}
+
+func runExec(ctx context.Context, a *app.App, machine string, argv []string, o execOptions) error {
+	env, err := environment(o.env)
+	if err != nil {
+		return err
+	}
+	start := &agentv1.ExecStart{Argv: argv, Env: env, Cwd: o.dir, User: o.user, Tty: o.tty, Detach: o.detach}
+	if o.detach && o.interactive {
+		return errdefs.New(errdefs.Invalid, "exec in %s: --interactive and --detach exclude each other; `holdpoint attach` connects later", machine)
+	}
+	if o.tty && a.JSON {
+		return errdefs.New(errdefs.Invalid, "exec in %s: --tty and --json exclude each other", machine)
+	}
+	return execute(ctx, a, &guest.Exec{Machine: machine, Start: start}, o.interactive)
+}
+
+// environment completes KEY to KEY=VALUE.
+func environment(given []string) ([]string, error) {
+	env := make([]string, 0, len(given))
+	for _, e := range given {
+		key, _, hasValue := strings.Cut(e, "=")
+		if key == "" {
+			return nil, errdefs.New(errdefs.Invalid, "environment %q: write KEY=VALUE", e)
+		}
+		if !hasValue {
+			value, set := os.LookupEnv(key)
+			if !set {
+				continue
+			}
+			e = key + "=" + value
+		}
+		env = append(env, e)
+	}
+	return env, nil
+}
+
+// execute runs e with this process's streams and ends as the command does.
+func execute(ctx context.Context, a *app.App, e *guest.Exec, withInput bool) error {
+	var stdout, stderr capped
+	e.Stdout, e.Stderr = a.Config.Stdout, a.Config.Stderr
+	if a.JSON {
+		e.Stdout, e.Stderr = &stdout, &stderr
+	}
+	if withInput {
+		e.Stdin = a.Config.Stdin
+	}
+	e.Waiting = func(why string) { a.Say("waiting: " + why) }
+	var result guest.Result
+	err := a.With(ctx, func(c *client.Client) error {
+		restore, err := takeTerminal(a, e)
+		if err != nil {
+			return err
+		}
+		defer restore()
+		result, err = e.Run(ctx, c)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printExecuted(a, e, result, &stdout, &stderr)
+}
+
+// takeTerminal prepares the terminal and the signals for a command, until
+// restore.
+func takeTerminal(a *app.App, e *guest.Exec) (restore func(), err error) {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, terminal.Forwarded()...)
+	e.Signals = signals
+	tty := e.Start.GetTty() || e.Attach != nil
+	in, isFile := a.Config.Stdin.(*os.File)
+	if !tty || !isFile || !terminal.Is(in) || e.Stdin == nil {
+		return func() { signal.Stop(signals) }, nil
+	}
+	e.TTY = in
+	size := guest.SizeOf(in)
+	if e.Start != nil {
+		e.Start.Size = size
+		if name := os.Getenv("TERM"); name != "" {
+			e.Start.Env = append([]string{"TERM=" + name}, e.Start.Env...)
+		}
+	} else {
+		e.Attach.Size = size
+	}
+	raw, err := terminal.Raw(in)
+	if err != nil {
+		signal.Stop(signals)
+		return nil, err
+	}
+	return func() {
+		raw()
+		signal.Stop(signals)
+	}, nil
+}
+
+func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *capped) error {
+	detached := e.Start.GetDetach() && r.Left
+	switch {
+	case a.JSON:
+		err := a.PrintJSON(view.Executed{
+			Header: view.NewHeader(), Command: view.Command{ID: r.CommandID, PID: r.PID}, Detached: r.Left,
+			ExitCode: r.Code, Stdout: stdout.String(), Stderr: stderr.String(), Truncated: stdout.full || stderr.full,
+		})
+		if err != nil {
+			return err
+		}
+	case detached:
+		if _, err := fmt.Fprintln(a.Config.Stdout, r.CommandID); err != nil {
+			return err
+		}
+	case r.Left:
+		a.Say("left; the command goes on: `holdpoint attach " + e.Machine + " " + e.Attach.GetCommandId() + "`")
+	}
+	if r.Reason != "" {
+		fmt.Fprintf(a.Config.Stderr, "holdpoint: exec in %s: %s\n", e.Machine, view.Line(r.Reason))
+	}
+	if r.DroppedBytes > 0 {
+		a.Say(fmt.Sprintf("%s of older output were not kept", view.Size(int64(r.DroppedBytes))))
+	}
+	if r.Code != 0 {
+		return app.Exit{Code: int(r.Code)}
+	}
+	return nil
+}
+
+// capped keeps the first maxJSONOutput bytes.
+type capped struct {
+	bytes.Buffer
+	full bool
+}
+
+var _ io.Writer = (*capped)(nil)
+
+func (c *capped) Write(p []byte) (int, error) {
+	keep := min(len(p), maxJSONOutput-c.Len())
+	c.full = c.full || keep < len(p)
+	c.Buffer.Write(p[:keep])
+	return len(p), nil
+}

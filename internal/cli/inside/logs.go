@@ -1,0 +1,74 @@
+package inside
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/terminal"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+type logsOptions struct {
+	follow bool
+	tail   uint32
+}
+
+func NewLogs(a *app.App) *cobra.Command {
+	var o logsOptions
+	cmd := a.Command(app.Verb{
+		Use: "logs MACHINE [flags]", Short: "Print a machine's console", MinArgs: 1, MaxArgs: 1,
+		Object: view.Logged{}, Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.Storage}, Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error { return runLogs(ctx, a, args[0], o) },
+	})
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with what comes")
+	cmd.Flags().Uint32VarP(&o.tail, "tail", "n", 0, "only the last lines (default all)")
+	return cmd
+}
+
+func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) error {
+	if o.follow && a.JSON {
+		return errdefs.New(errdefs.Invalid, "logs %s: --follow and --json exclude each other", machine)
+	}
+	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		stream, err := c.Guest.Logs(ctx, connect.NewRequest(&holdpointv1.GuestLogsRequest{
+			Machine: machine, Follow: o.follow, Tail: o.tail,
+		}))
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		var kept bytes.Buffer
+		var out io.Writer = a.Config.Stdout
+		switch {
+		case a.JSON:
+			out = &kept
+		case terminal.Is(a.Config.Stdout):
+			out = view.Harmless(out)
+		}
+		for stream.Receive() {
+			if _, err := out.Write(stream.Msg().GetData()); err != nil {
+				return fmt.Errorf("print the console: %w", err)
+			}
+		}
+		if err := stream.Err(); err != nil && (!o.follow || !errors.Is(ctx.Err(), context.Canceled)) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if a.JSON {
+			return a.PrintJSON(view.Logged{Header: view.NewHeader(), Machine: machine, Log: kept.String()})
+		}
+		return nil
+	})
+}

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+func newInspect(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "inspect MACHINE", Short: "Show a machine", MinArgs: 1, MaxArgs: 1,
+		Object: view.MachineObject{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error { return runInspect(ctx, a, args[0]) },
+	})
+}
+
+func runInspect(ctx context.Context, a *app.App, machine string) error {
+	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		m, err := app.GetMachine(ctx, c, machine)
+		if err != nil {
+			return err
+		}
+		return a.Print(app.Output{
+			Object: view.MachineObject{Header: view.NewHeader(), Machine: view.MachineOf(m)},
+			Terse:  []string{m.GetName()},
+			Human:  func(w io.Writer) error { return view.Fields(w, machineFields(m)) },
+		})
+	})
+}
+
+func machineFields(m *holdpointv1.Machine) [][2]string {
+	fields := [][2]string{
+		{"name", m.GetName()},
+		{"id", m.GetId()},
+		{"state", m.GetState()},
+		{"operation", m.GetOperation()},
+		{"image", fmt.Sprintf("%s (%s)", view.Dash(m.GetImage()), view.Short(m.GetImageBuildId()))},
+	}
+	fields = append(fields, view.SpecFields(m.GetSpec())...)
+	fields = append(fields,
+		[2]string{"created", view.Age(view.TimeOf(m.GetCreatedAt()), time.Now())},
+		[2]string{"generation", fmt.Sprint(m.GetGeneration())},
+		[2]string{"continues from", m.GetHead()},
+		[2]string{"layers", fmt.Sprint(m.GetChainLength())},
+		[2]string{"run", m.GetRunId()},
+		[2]string{"accelerator", m.GetAccelerator()},
+		[2]string{"QEMU", m.GetQemuVersion()},
+		[2]string{"QEMU pid", pidText(m.GetQemuPid())},
+		[2]string{"monitor pid", pidText(m.GetMonitorPid())},
+		[2]string{"last run ended", m.GetExit()},
+	)
+	for _, r := range m.GetRoutes() {
+		fields = append(fields, [2]string{"route", fmt.Sprintf("%s → port %d", r.GetUrl(), r.GetPort())})
+	}
+	return fields
+}
+
+func pidText(pid int64) string {
+	if pid == 0 {
+		return ""
+	}
+	return fmt.Sprint(pid)
+}

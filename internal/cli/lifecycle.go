@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// lifecycleKinds are the failures of verbs that change a machine's state.
+func MachineKinds(more ...errdefs.Kind) []errdefs.Kind {
+	return append([]errdefs.Kind{
+		errdefs.NotFound, errdefs.RequestIDConflict, errdefs.MachineBusy, errdefs.WrongState,
+		errdefs.OutcomeUnknown, errdefs.Storage, errdefs.Deadline,
+	}, more...)
+}
+
+type stopOptions struct {
+	force   bool
+	timeout time.Duration
+}
+
+func newStop(a *app.App) *cobra.Command {
+	var o stopOptions
+	cmd := a.Command(app.Verb{
+		Use: "stop MACHINE [flags]", Short: "Shut a machine down", MinArgs: 1, MaxArgs: 1, Effect: true,
+		Object: view.MachineDone{}, Kinds: app.MachineKinds(), Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error { return runStop(ctx, a, args[0], o) },
+	})
+	cmd.Flags().BoolVar(&o.force, "force", false, "end it at once, as a power cut would")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "how long the machine may take (default 60s)")
+	return cmd
+}
+
+func runStop(ctx context.Context, a *app.App, machine string, o stopOptions) error {
+	if o.timeout < 0 || o.timeout > 0 && o.timeout < time.Millisecond {
+		return errdefs.New(errdefs.Invalid, "stop %s: --timeout %s is too short", machine, o.timeout)
+	}
+	req := &holdpointv1.StopMachineRequest{
+		RequestId: a.RequestID(), Machine: machine, Force: o.force, TimeoutMillis: o.timeout.Milliseconds(),
+	}
+	return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.StopMachineRequest] { return c.Machines.Stop }, req)
+}
+
+func newStart(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "start MACHINE", Short: "Boot a stopped machine", MinArgs: 1, MaxArgs: 1, Effect: true,
+		Object: view.MachineDone{}, Complete: app.First(a.MachineNames),
+		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.Incompatible, errdefs.NoSpace),
+		Run: func(ctx context.Context, args []string) error {
+			req := &holdpointv1.StartMachineRequest{RequestId: a.RequestID(), Machine: args[0]}
+			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.StartMachineRequest] { return c.Machines.Start }, req)
+		},
+	})
+}
+
+func newPause(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "pause MACHINE", Short: "Halt a machine's CPUs", MinArgs: 1, MaxArgs: 1, Effect: true,
+		Object: view.MachineDone{}, Kinds: app.MachineKinds(), Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error {
+			req := &holdpointv1.PauseMachineRequest{RequestId: a.RequestID(), Machine: args[0]}
+			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.PauseMachineRequest] { return c.Machines.Pause }, req)
+		},
+	})
+}
+
+func newResume(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "resume MACHINE", Short: "Let a paused machine go on", MinArgs: 1, MaxArgs: 1, Effect: true,
+		Object: view.MachineDone{}, Kinds: app.MachineKinds(), Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error {
+			req := &holdpointv1.ResumeMachineRequest{RequestId: a.RequestID(), Machine: args[0]}
+			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.ResumeMachineRequest] { return c.Machines.Resume }, req)
+		},
+	})
+}
+
+func newRemove(a *app.App) *cobra.Command {
+	var force bool
+	cmd := a.Command(app.Verb{
+		Use: "rm MACHINE [flags]", Short: "Remove a machine and its disk",
+		Long:    `Remove a machine, its disk, and its routes.`,
+		MinArgs: 1, MaxArgs: 1, Effect: true,
+		Object: view.MachineDone{}, Kinds: app.MachineKinds(errdefs.Referenced), Complete: app.First(a.MachineNames),
+		Run: func(ctx context.Context, args []string) error {
+			req := &holdpointv1.RemoveMachineRequest{RequestId: a.RequestID(), Machine: args[0], Force: force}
+			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.RemoveMachineRequest] { return c.Machines.Remove }, req)
+		},
+	})
+	cmd.Flags().BoolVar(&force, "force", false, "stop it first if it runs")
+	return cmd
+}
+
+// operateMachine runs an operation on one machine that prints nothing for
+// people when it is done.
+func operateMachine[Request any](ctx context.Context, a *app.App, call func(*client.Client) app.Admission[Request], req *Request) error {
+	return a.With(ctx, func(c *client.Client) error {
+		op, err := app.Operate(ctx, a, c, false, call(c), req)
+		if err != nil {
+			return err
+		}
+		return printMachine(a, op, nil)
+	})
+}

@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+type operationListOptions struct {
+	machine string
+	all     bool
+}
+
+func newOperationList(a *app.App) *cobra.Command {
+	var o operationListOptions
+	cmd := a.Command(app.Verb{
+		Use: "ls [flags]", Short: "List operations, newest first", Object: view.Operations{}, Kinds: []errdefs.Kind{errdefs.NotFound},
+		Run: func(ctx context.Context, _ []string) error { return runOperationList(ctx, a, o) },
+	})
+	cmd.Flags().StringVar(&o.machine, "machine", "", "only those of this machine")
+	cmd.Flags().BoolVarP(&o.all, "all", "a", false, "ended ones too")
+	a.CompleteFlag(cmd, "machine", a.MachineNames)
+	return cmd
+}
+
+func runOperationList(ctx context.Context, a *app.App, o operationListOptions) error {
+	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		res, err := c.Operations.List(ctx, connect.NewRequest(&holdpointv1.ListOperationsRequest{Machine: o.machine, All: o.all}))
+		if err != nil {
+			return err
+		}
+		operations := res.Msg.GetOperations()
+		out := app.Output{Object: view.Operations{Header: view.NewHeader(), Operations: view.List(operations, view.OperationOf)}}
+		rows := make([][]string, 0, len(operations))
+		for _, op := range operations {
+			out.Terse = append(out.Terse, op.GetId())
+			what := op.GetPhase()
+			if op.GetError() != nil {
+				what = op.GetError().GetMessage()
+			}
+			rows = append(rows, []string{
+				op.GetId(), op.GetVerb(), view.Dash(op.GetMachine()), view.StateOf(op.GetState()),
+				view.Age(view.TimeOf(op.GetCreatedAt()), time.Now()), what,
+			})
+		}
+		out.Human = func(w io.Writer) error {
+			return view.Table(w, []string{"ID", "VERB", "MACHINE", "STATE", "BEGUN", "PHASE"}, rows)
+		}
+		return a.Print(out)
+	})
+}
+
+func newOperationShow(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "show OPERATION", Short: "Show an operation", MinArgs: 1, MaxArgs: 1,
+		Object: view.OperationObject{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.AllOperationIDs),
+		Run: func(ctx context.Context, args []string) error {
+			return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+				res, err := c.Operations.Get(ctx, operationRequest(args[0]))
+				if err != nil {
+					return err
+				}
+				return printOperation(a, res.Msg)
+			})
+		},
+	})
+}
+
+func operationRequest(id string) *connect.Request[holdpointv1.GetOperationRequest] {
+	return connect.NewRequest(&holdpointv1.GetOperationRequest{Operation: id})
+}
+
+func newOperationWait(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "wait OPERATION", Short: "Wait until an operation has ended",
+		Long: `Wait until an operation has ended, show its progress on a terminal, and exit as
+the verb that began it would have. Ctrl-C ends the wait only.`,
+		MinArgs: 1, MaxArgs: 1, Object: view.OperationObject{}, Complete: app.First(a.OperationIDs),
+		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.NoSpace),
+		Run:   func(ctx context.Context, args []string) error { return runOperationWait(ctx, a, args[0]) },
+	})
+}
+
+func runOperationWait(ctx context.Context, a *app.App, id string) error {
+	return a.With(ctx, func(c *client.Client) error {
+		admitted := make(chan *client.Operation, 1)
+		op, err := a.Await(ctx, c, false, admitted, func(ctx context.Context, progress func(*client.Operation)) (*client.Operation, error) {
+			res, err := c.Operations.Get(ctx, operationRequest(id))
+			if err != nil {
+				return nil, err
+			}
+			admitted <- res.Msg
+			if client.Ended(res.Msg) {
+				return res.Msg, client.Outcome(res.Msg)
+			}
+			return c.WaitOperation(ctx, res.Msg.GetId(), progress)
+		})
+		if err != nil {
+			return err
+		}
+		return printOperation(a, op)
+	})
+}
+
+func newOperationCancel(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "cancel OPERATION", Short: "End an operation and undo it",
+		Long: `End an operation and wait until what it did is undone. One past its last undoable
+step ends as done; the state printed says which it was.`,
+		MinArgs: 1, MaxArgs: 1, Object: view.OperationObject{}, Complete: app.First(a.OperationIDs),
+		Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.WrongState, errdefs.OutcomeUnknown, errdefs.Deadline},
+		Run: func(ctx context.Context, args []string) error {
+			return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+				res, err := c.Operations.Cancel(ctx, operationRequest(args[0]))
+				if err != nil {
+					return err
+				}
+				return printOperation(a, res.Msg)
+			})
+		},
+	})
+}
+
+func printOperation(a *app.App, op *client.Operation) error {
+	return a.Print(app.Output{
+		Object: view.OperationObject{Header: view.NewHeader(), Operation: view.OperationOf(op)},
+		Terse:  []string{op.GetId()},
+		Human: func(w io.Writer) error {
+			fields := [][2]string{
+				{"operation", op.GetId()},
+				{"verb", op.GetVerb()},
+				{"machine", op.GetMachine()},
+				{"state", view.StateOf(op.GetState())},
+			}
+			if !client.Ended(op) {
+				fields = append(fields, [2]string{"phase", app.PhaseOf(op)})
+			}
+			fields = append(fields,
+				[2]string{"begun", view.Age(view.TimeOf(op.GetCreatedAt()), time.Now())},
+				[2]string{"request id", op.GetRequestId()},
+			)
+			if e := op.GetError(); e != nil {
+				fields = append(fields, [2]string{"error", e.GetKind() + ": " + e.GetMessage()})
+			}
+			return view.Fields(w, fields)
+		},
+	})
+}

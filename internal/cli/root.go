@@ -1,0 +1,89 @@
+// Package cli is the command line: one constructor for each verb, what it
+// prints, and its exit codes. It holds no policy of machines; all of that is
+// asked of the daemon through the client. Verbs that enter a machine are in
+// package inside, those of checkpoints and routes in package history.
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/history"
+	"github.com/holdpoint/holdpoint/internal/cli/inside"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Config is what the command line is made with.
+type Config = app.Config
+
+// DaemonRun is one run of a daemon.
+type DaemonRun = app.DaemonRun
+
+// Main runs one command line and returns the process's exit code.
+func Main(cfg Config) int {
+	a := app.New(cfg)
+	root := newRoot(a)
+	root.SetArgs(a.Config.Args)
+	cmd, err := root.ExecuteContextC(context.Background())
+	return a.Report(cmd, err)
+}
+
+// newRoot makes the command with all verbs below it.
+func newRoot(a *app.App) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "holdpoint VERB",
+		Short: "Real machines for AI agents, with everything they do undoable",
+		Long: `holdpoint runs Linux machines for AI agents and keeps checkpoints of them, so
+that what an agent did can be undone.`,
+		SilenceErrors: true, SilenceUsage: true, DisableFlagsInUseLine: true,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:              cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return errdefs.New(errdefs.Invalid, "%s: there is no such verb; see `holdpoint --help`", args[0])
+			}
+			return cmd.Help()
+		},
+	}
+	root.SetIn(a.Config.Stdin)
+	root.SetOut(a.Config.Stdout)
+	root.SetErr(a.Config.Stderr)
+	root.SetHelpFunc(a.Help)
+	root.SetHelpCommand(&cobra.Command{Use: "help [VERB]", Short: "Print the help of a verb", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
+		about, rest, err := cmd.Root().Find(args)
+		if err != nil || len(rest) > 0 {
+			return errdefs.New(errdefs.Invalid, "help: there is no such verb; see `holdpoint --help`")
+		}
+		return about.Help()
+	}})
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return errdefs.New(errdefs.Invalid, "%s: %w; see `%s --help`", app.NameOf(cmd), err, cmd.CommandPath())
+	})
+	a.GlobalFlags(root)
+	addVerbs(a, root)
+	return root
+}
+
+func addVerbs(a *app.App, root *cobra.Command) {
+	root.AddCommand(
+		a.Group("image", "Images that machines start from",
+			newImageBuild(a), newImageList(a), newImageInspect(a), newImageRemove(a)),
+		newRun(a), newList(a), newInspect(a),
+		inside.NewExec(a), inside.NewShell(a), inside.NewAttach(a), inside.NewCopy(a), inside.NewLogs(a),
+		newStop(a), newStart(a), newPause(a), newResume(a), newRemove(a),
+		a.Group("checkpoint", "Checkpoints of machines",
+			history.NewCheckpointCreate(a), history.NewCheckpointList(a), history.NewCheckpointShow(a), history.NewCheckpointRemove(a)),
+		history.NewLog(a), history.NewRestore(a),
+		history.NewExpose(a), history.NewUnexpose(a), history.NewRoutes(a),
+		a.Group("operation", "What the daemon is doing and did",
+			newOperationList(a), newOperationShow(a), newOperationWait(a), newOperationCancel(a)),
+		a.Group("daemon", "The process that looks after machines",
+			daemonVerbs(a)...),
+		newDoctor(a), newVersion(a), newCompletion(a),
+	)
+	if a.Config.RunMonitor != nil {
+		root.AddCommand(newMonitor(a))
+	}
+}

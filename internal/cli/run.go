@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"context"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/client"
+	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+type runOptions struct {
+	image    string
+	memory   string
+	cpus     uint32
+	diskSize string
+	onBoot   string
+	tmpfs    []string
+	network  string
+}
+
+func newRun(a *app.App) *cobra.Command {
+	var o runOptions
+	cmd := a.Command(app.Verb{
+		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and boot it",
+		Long: `Create a machine from an image, boot it, and wait until it answers. Without NAME
+one is made.`,
+		Example: `  holdpoint run web --image debian --on-boot nginx
+  holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G`,
+		MaxArgs: 1, Effect: true, Cancels: true, Object: view.MachineDone{},
+		Kinds: []errdefs.Kind{
+			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
+			errdefs.Incompatible, errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
+		},
+		Run: func(ctx context.Context, args []string) error { return runRun(ctx, a, args, o) },
+	})
+	f := cmd.Flags()
+	f.StringVar(&o.image, "image", "", "image to start from; needed")
+	f.StringVar(&o.memory, "memory", "", "memory (default 512M)")
+	f.Uint32Var(&o.cpus, "cpus", 0, "virtual CPUs (default 2)")
+	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
+	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot")
+	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
+	f.StringVar(&o.network, "network", "none", `"none" is the only network there is yet`)
+	a.CompleteFlag(cmd, "image", a.ImageNames)
+	return cmd
+}
+
+func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error {
+	if o.image == "" {
+		return errdefs.New(errdefs.Invalid, "run: which image? give --image; `holdpoint image ls` lists them, `holdpoint image build debian` makes one")
+	}
+	spec := &holdpointv1.Spec{Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network}
+	var err error
+	if o.memory != "" {
+		if spec.MemoryBytes, err = view.ParseSize(o.memory); err != nil {
+			return err
+		}
+	}
+	if o.diskSize != "" {
+		if spec.DiskBytes, err = view.ParseSize(o.diskSize); err != nil {
+			return err
+		}
+	}
+	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec}
+	if len(args) > 0 {
+		req.Name = args[0]
+	}
+	return a.With(ctx, func(c *client.Client) error {
+		op, err := app.Operate(ctx, a, c, true, c.Machines.Run, req)
+		if err != nil {
+			return err
+		}
+		return printMachine(a, op, func(w io.Writer, m *holdpointv1.Machine) error {
+			return view.Fields(w, [][2]string{
+				{"machine", m.GetName()},
+				{"state", m.GetState()},
+				{"image", m.GetImage()},
+				{"memory", view.Size(m.GetSpec().GetMemoryBytes())},
+				{"shell", "holdpoint shell " + m.GetName()},
+			})
+		})
+	})
+}
+
+// printMachine prints an operation on a machine that is done.
+func printMachine(a *app.App, op *client.Operation, human func(io.Writer, *holdpointv1.Machine) error) error {
+	m, notes := op.GetResult().GetMachine(), op.GetResult().GetNotes()
+	a.Note(notes)
+	o := app.Output{
+		Object: view.MachineDone{
+			Header: view.NewHeader(), Machine: view.MachineOf(m), Operation: op.GetId(), Notes: view.Notes(notes),
+		},
+		Terse: []string{m.GetName()},
+	}
+	if human != nil {
+		o.Human = func(w io.Writer) error { return human(w, m) }
+	}
+	return a.Print(o)
+}
