@@ -61,7 +61,7 @@ func (img Image) Check(ctx context.Context) error {
 			now.Files[a.file] = seen
 		}
 	}
-	if fresh {
+	if fresh && len(now.Files) > 0 {
 		img.writeVerified(now)
 	}
 	return nil

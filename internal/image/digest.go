@@ -54,39 +54,37 @@ func diskDigest(ctx context.Context, f *os.File) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// digHoles makes holes of the blocks of f that are all zero. A file system
-// without holes is left alone.
+// digHoles makes holes of all of f that is zero, in whole blocks of holeBlock:
+// what was written as zeros, and what was only reserved. A file system without
+// holes is left alone.
 func digHoles(ctx context.Context, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	dig := func(start, end int64) error {
-		if start == end {
+	// Between data up to clean and the next data there are zeros.
+	clean := int64(0)
+	dig := func(end int64) error {
+		if clean >= end {
 			return nil
 		}
-		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, start, end-start)
+		return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, clean, end-clean)
 	}
-	// A hole grows from start to end over neighboring blocks of zeros.
-	var start, end int64
 	err = eachBlock(ctx, f, info.Size(), func(offset int64, block []byte) error {
 		for len(block) > 0 {
 			n := min(holeBlock, len(block))
-			if isZero(block[:n]) {
-				if offset != end {
-					if err := dig(start, end); err != nil {
-						return err
-					}
-					start = offset
+			if !isZero(block[:n]) {
+				if err := dig(offset); err != nil {
+					return err
 				}
-				end = offset + int64(n)
+				clean = offset + int64(n)
 			}
 			block, offset = block[n:], offset+int64(n)
 		}
 		return nil
 	})
 	if err == nil {
-		err = dig(start, end)
+		err = dig(info.Size())
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
