@@ -66,6 +66,13 @@ type Hypervisor interface {
 	Adopt(ctx context.Context, cfg RunConfig, p Process) (Run, error)
 }
 
+// Coroner is a Hypervisor that can tell how a run ended that nobody watched.
+type Coroner interface {
+	// ExitOf says how the run ended, by what its process left; the process is
+	// known to be gone. Without evidence it is Crashed.
+	ExitOf(cfg RunConfig) Exit
+}
+
 // Run is one process of a machine. Its methods may be called at the same time.
 // All errors of a run that has ended are of kind WRONG_STATE.
 type Run interface {

@@ -5,6 +5,8 @@ package process
 import (
 	"context"
 	"errors"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/durable"
@@ -88,12 +90,11 @@ func (m *supervisor) discard(ctx context.Context, run machine.Run) error {
 // adopt takes over the process of the record and completes the step that our
 // predecessor may have left half done.
 func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
-	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
+	limited, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
-	run, err := m.Hypervisor.Adopt(ctx, m.runConfig(), *m.rec.Process)
+	run, err := m.Hypervisor.Adopt(limited, m.runConfig(), *m.rec.Process)
 	if errdefs.Is(err, errdefs.NotFound) {
-		m.finish(machine.Exit{Reason: machine.Crashed, Message: "the process ended while no monitor watched it"})
-		return nil, nil
+		return m.after(ctx, m.autopsy())
 	}
 	if err != nil {
 		return nil, err
@@ -102,10 +103,24 @@ func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
 	m.run = run
 	m.mu.Unlock()
 	m.Log.Info("run adopted", "run", m.rec.RunID, "pid", m.rec.Process.PID, "phase", m.rec.Phase)
-	if err := m.settle(ctx, run); err != nil && !hasEnded(run) {
+	if err := m.settle(limited, run); err != nil && !hasEnded(run) {
 		return nil, errors.Join(err, run.Close())
 	}
 	return run, nil
+}
+
+// autopsy says how a run ended that no monitor watched. What happened before
+// the host's last boot is a crash, however well the run ended: the host's own
+// caches died with it.
+func (m *supervisor) autopsy() machine.Exit {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil || strings.TrimSpace(string(boot)) != m.rec.Process.BootID {
+		return machine.Exit{Reason: machine.Crashed, Message: "the host was restarted"}
+	}
+	if coroner, ok := m.Hypervisor.(machine.Coroner); ok {
+		return coroner.ExitOf(m.runConfig())
+	}
+	return machine.Exit{Reason: machine.Crashed, Message: "the process ended while no monitor watched it"}
 }
 
 // settle makes an adopted machine what its record says: paused if a user

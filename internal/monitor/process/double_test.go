@@ -93,6 +93,17 @@ func (double) Adopt(_ context.Context, cfg machine.RunConfig, p machine.Process)
 	return r, nil
 }
 
+// ExitOf is that of machine.Coroner.
+func (double) ExitOf(cfg machine.RunConfig) machine.Exit { return exitOf(cfg) }
+
+func exitOf(cfg machine.RunConfig) machine.Exit {
+	b, err := os.ReadFile(filepath.Join(cfg.Dir, "exit-"+cfg.RunID))
+	if err != nil {
+		return machine.Exit{Reason: machine.Crashed, Message: "double crashed"}
+	}
+	return machine.Exit{Reason: machine.ExitReason(b)}
+}
+
 func chain(disk []machine.Layer) string {
 	var ids []string
 	for _, l := range disk {
@@ -121,7 +132,11 @@ func identify(pid int) (machine.Process, error) {
 	if fields[0] == "Z" {
 		return machine.Process{}, os.ErrNotExist
 	}
-	p := machine.Process{PID: pid, BootID: "test"}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return machine.Process{}, err
+	}
+	p := machine.Process{PID: pid, BootID: strings.TrimSpace(string(boot))}
 	_, err = fmt.Sscan(fields[19], &p.StartTime)
 	return p, err
 }
@@ -224,11 +239,7 @@ func (r *doubleRun) Exit() machine.Exit {
 	if r.killed {
 		return machine.Exit{Reason: machine.Killed}
 	}
-	b, err := os.ReadFile(filepath.Join(r.cfg.Dir, "exit-"+r.cfg.RunID))
-	if err != nil {
-		return machine.Exit{Reason: machine.Crashed, Message: "double crashed"}
-	}
-	return machine.Exit{Reason: machine.ExitReason(b)}
+	return exitOf(r.cfg)
 }
 
 func (r *doubleRun) Close() error {

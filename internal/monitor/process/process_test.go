@@ -637,26 +637,65 @@ func marked(t *testing.T, runID string) (n int) {
 	return n
 }
 
-func TestProcessThatEndedUnwatched(t *testing.T) {
-	b := newBench(t)
-	b.up()
+func TestRunThatEndedUnwatched(t *testing.T) {
+	for word, reason := range map[string]machine.ExitReason{"crash": machine.Crashed, "poweroff": machine.GuestShutdown} {
+		b := newBench(t)
+		b.up()
+		b.endUnwatched(word)
+		if _, err := monitor.Ensure(ctx(t), b.start); !errdefs.Is(err, errdefs.WrongState) {
+			t.Fatalf("ensure after %s: %v", word, err)
+		}
+		rec, err := monitor.ReadRecord(b.dir)
+		must(t, err)
+		if rec.Phase != monitor.Exited || rec.Exit.Reason != reason || rec.Exit.Clean {
+			t.Errorf("record after %s: %+v", word, rec.Exit)
+		}
+	}
+}
+
+// endUnwatched lets the guest end while it has no monitor.
+func (b *bench) endUnwatched(word string) {
+	b.t.Helper()
 	b.killMonitor()
 	rec, err := monitor.ReadRecord(b.dir)
-	must(t, err)
-	must(t, unix.Kill(rec.Process.PID, unix.SIGKILL))
+	must(b.t, err)
+	b.tell(word)
 	for range 1000 {
 		if _, err := identify(rec.Process.PID); err != nil {
-			break
+			return
 		}
 		time.Sleep(time.Millisecond)
 	}
+	b.t.Error("the double does not end")
+}
+
+func TestRebootUnwatched(t *testing.T) {
+	b := newBench(t)
+	b.up()
+	b.endUnwatched("reset")
+	c := b.ensure()
+	st, err := c.AwaitReady(ctx(t))
+	must(t, err)
+	if st.GetRunId() == "00000000000000aa" {
+		t.Error("no new run")
+	}
+}
+
+func TestRunOfAnEarlierBootOfTheHost(t *testing.T) {
+	b := newBench(t)
+	b.up()
+	b.endUnwatched("poweroff")
+	rec, err := monitor.ReadRecord(b.dir)
+	must(t, err)
+	rec.Process.BootID, rec.SaidClean = "before", true
+	must(t, monitor.WriteRecord(nil, b.dir, rec))
 	if _, err := monitor.Ensure(ctx(t), b.start); !errdefs.Is(err, errdefs.WrongState) {
 		t.Fatalf("ensure: %v", err)
 	}
 	rec, err = monitor.ReadRecord(b.dir)
 	must(t, err)
-	if rec.Phase != monitor.Exited || rec.Exit.Reason != machine.Crashed {
-		t.Errorf("record %+v", rec)
+	if rec.Exit.Reason != machine.Crashed || rec.Exit.Clean {
+		t.Errorf("record %+v", rec.Exit)
 	}
 }
 

@@ -163,7 +163,7 @@ func (m *supervisor) switchDisk(ctx context.Context, run machine.Run, top machin
 		}
 	}
 	if err := run.SwitchDisk(ctx, top); err != nil {
-		if old.Switching || hasEnded(run) || ctx.Err() != nil {
+		if old.Switching || hasEnded(run) || ctx.Err() != nil || errdefs.Is(err, errdefs.OutcomeUnknown) {
 			return err // unknown: the longer chain stays, which is harmless
 		}
 		if back := m.record(func(r *monitor.Record) { r.Disk, r.Switching = old.Disk, false }); back != nil {
