@@ -3,6 +3,7 @@ package archtest
 import (
 	"go/ast"
 	"go/token"
+	"path"
 	"strings"
 	"testing"
 )
@@ -22,10 +23,12 @@ func TestPackageComments(t *testing.T) {
 	}
 	for dir, name := range names {
 		text, want := comments[dir], "Package "+name+" "
+		begins := strings.HasPrefix(text, want)
 		if name == "main" {
-			want = "Command "
+			want = "Command " + path.Base(dir)
+			begins = strings.HasPrefix(text, want) || strings.HasPrefix(text, "The "+path.Base(dir)+" command")
 		}
-		if !strings.HasPrefix(text, want) || len(strings.Fields(text)) < 8 {
+		if !begins || len(strings.Fields(text)) < 8 {
 			t.Errorf("package %s: its comment must begin with %q and say what it is and what it is not; got %q", dir, want, text)
 		}
 	}
