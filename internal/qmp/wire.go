@@ -54,6 +54,23 @@ func parse(line []byte) (message, error) {
 	return m, nil
 }
 
+// ParseEvent decodes a line that QEMU wrote to a monitor. ok is false when it
+// is no event.
+func ParseEvent(line []byte) (e Event, ok bool) {
+	m, err := parse(line)
+	if err != nil || m.Event == "" {
+		return Event{}, false
+	}
+	return m.event(), true
+}
+
+func (m message) event() Event {
+	return Event{
+		Name: m.Event, Data: m.Data,
+		Time: time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000),
+	}
+}
+
 // id is the answer's id, or "" when it has none or not one of ours.
 func (m message) id() string {
 	var s string
@@ -108,10 +125,7 @@ func (c *Client) read(greeted chan<- struct{}) {
 			c.version = Version{v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package}
 			close(greeted)
 		case m.Event != "":
-			c.publish(Event{
-				Name: m.Event, Data: m.Data,
-				Time: time.Unix(m.Timestamp.Seconds, m.Timestamp.Microseconds*1000),
-			})
+			c.publish(m.event())
 		default:
 			c.deliver(m)
 		}

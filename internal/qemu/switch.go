@@ -1,0 +1,193 @@
+//go:build linux
+
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/disk"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+)
+
+// undoTimeout bounds what sets a failed switch right, which must not end with
+// the caller's context.
+const undoTimeout = 10 * time.Second
+
+// SwitchDisk is that of machine.Run. Switching to the layer that already is the
+// top changes nothing. The caller syncs the old top's file before it pauses,
+// for QEMU flushes it here, inside the window. OUTCOME_UNKNOWN when QEMU did not say
+// in time which layer is the top.
+func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
+	release, err := r.enter(ctx, "switch disk of")
+	if err != nil {
+		return err
+	}
+	defer release()
+	running, err := r.Running(ctx)
+	if err != nil {
+		return err
+	}
+	if running {
+		return errdefs.New(errdefs.WrongState, "switch disk of run %s: it is running; pause it first", r.cfg.RunID)
+	}
+	old, size, err := r.top(ctx)
+	if err != nil {
+		return err
+	}
+	if old == disk.NodeName(top.ID) {
+		return nil
+	}
+	if err := checkOverlay(top, size); err != nil {
+		return fmt.Errorf("switch disk of run %s: %w", r.cfg.RunID, err)
+	}
+	if err := r.addNode(ctx, top); err != nil {
+		return err
+	}
+	args := map[string]any{"node": old, "overlay": disk.NodeName(top.ID)}
+	if err := r.execute(ctx, "switch disk of", "blockdev-snapshot", args, nil); err != nil {
+		if err = r.settle(ctx, top, err); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	r.layers = append(r.layers, top)
+	r.mu.Unlock()
+	r.reopenReadOnly(ctx, old)
+	return nil
+}
+
+// checkOverlay refuses what would show the guest another disk.
+func checkOverlay(top machine.Layer, size int64) error {
+	if top.Format != disk.Qcow2 {
+		return errdefs.New(errdefs.Invalid, "layer %s is %s, not qcow2", top.ID, top.Format)
+	}
+	h, err := disk.ReadHeader(top.Path)
+	if err != nil {
+		return err
+	}
+	if err := h.CheckStandalone(); err != nil {
+		return err
+	}
+	if h.VirtualSize < size {
+		return errdefs.New(errdefs.Invalid, "layer %s of %d bytes is smaller than the disk of %d", top.ID, h.VirtualSize, size)
+	}
+	return nil
+}
+
+// top asks QEMU for the node on which the root disk's device is, and its size.
+func (r *run) top(ctx context.Context) (node string, size int64, err error) {
+	var devices []struct {
+		QDev     string
+		Inserted struct {
+			NodeName string `json:"node-name"`
+			Image    struct {
+				VirtualSize int64 `json:"virtual-size"`
+			}
+		}
+	}
+	if err := r.execute(ctx, "look at disk of", "query-block", nil, &devices); err != nil {
+		return "", 0, err
+	}
+	for _, d := range devices {
+		if d.QDev == diskPath {
+			return d.Inserted.NodeName, d.Inserted.Image.VirtualSize, nil
+		}
+	}
+	return "", 0, fmt.Errorf("look at disk of run %s: QEMU has no device %s", r.cfg.RunID, diskPath)
+}
+
+// addNode adds the overlay's node, in place of one that an interrupted switch
+// may have left.
+func (r *run) addNode(ctx context.Context, top machine.Layer) error {
+	args, err := disk.OverlayArgs(disk.Layer(top))
+	if err != nil {
+		return err
+	}
+	var nodes []struct {
+		NodeName string `json:"node-name"`
+	}
+	if err := r.execute(ctx, "look at disk of", "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if n.NodeName == disk.NodeName(top.ID) {
+			if err := r.delNode(ctx, top); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.execute(ctx, "add layer to", "blockdev-add", args, nil); err != nil {
+		if ctx.Err() != nil { // it may have been added all the same
+			_ = r.aside(ctx, func(ctx context.Context) error { return r.delNode(ctx, top) })
+		}
+		return err
+	}
+	return nil
+}
+
+func (r *run) delNode(ctx context.Context, l machine.Layer) error {
+	return r.execute(ctx, "remove layer from", "blockdev-del", map[string]any{"node-name": disk.NodeName(l.ID)}, nil)
+}
+
+// aside runs f on a context that does not end with the caller's.
+func (r *run) aside(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	return f(ctx)
+}
+
+// settle finds out whether a switch that failed with cause was made after all,
+// and returns nil then; else it removes the added node.
+func (r *run) settle(ctx context.Context, top machine.Layer, cause error) error {
+	if r.usable("switch disk of") != nil {
+		return cause
+	}
+	switched := false
+	err := r.aside(ctx, func(ctx context.Context) error {
+		now, _, err := r.top(ctx)
+		if err != nil {
+			return err
+		}
+		if switched = now == disk.NodeName(top.ID); switched {
+			return nil
+		}
+		return r.delNode(ctx, top)
+	})
+	switch {
+	case switched:
+		return nil
+	case err != nil:
+		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of run %s: %w; then: %v", r.cfg.RunID, cause, err)
+	}
+	return cause
+}
+
+// reopenReadOnly takes QEMU's write access to the sealed layer away. The guest
+// cannot write to it either way, so a failure is no reason to fail the switch.
+func (r *run) reopenReadOnly(ctx context.Context, old string) {
+	r.mu.Lock()
+	layers := r.layers
+	r.mu.Unlock()
+	for i, l := range layers {
+		if disk.NodeName(l.ID) != old {
+			continue
+		}
+		below := ""
+		if i > 0 {
+			below = layers[i-1].ID
+		}
+		args, err := disk.ReadOnlyArgs(disk.Layer(l), below)
+		if err == nil {
+			err = r.aside(ctx, func(ctx context.Context) error {
+				return r.execute(ctx, "reopen layer of", "blockdev-reopen", args, nil)
+			})
+		}
+		if err != nil {
+			r.log.WarnContext(ctx, "sealed layer not reopened read-only", "layer", l.ID, "error", err)
+		}
+		return
+	}
+}
