@@ -25,7 +25,9 @@ var (
 
 // packageVariables are the variables at package level that are neither errors
 // nor compiled constants, as "folder.name" with the reason of each.
-var packageVariables = map[string]string{}
+var packageVariables = map[string]string{
+	"cmd/holdpoint.version": "the linker sets it (-X)",
+}
 
 // initFunctions are the packages that may have an init function.
 var initFunctions = map[string]string{}
@@ -53,7 +55,7 @@ func TestSizeBudget(t *testing.T) {
 		}
 	}
 	for dir, lines := range packages {
-		if lines > maxPackage && largePackages[dir] == "" {
+		if lines > maxPackage && largePackages[dir] == "" && !testSupport(dir) {
 			t.Errorf("package %s has %d lines, at most %d are allowed", dir, lines, maxPackage)
 		}
 		used[dir] = lines > maxPackage
