@@ -1,0 +1,92 @@
+//go:build linux
+
+// Package qemuhost is the real host: disks are made by qemu-img, images from
+// packages, and machines boot by what QEMU can do here.
+package qemuhost
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/holdpoint/holdpoint/internal/daemon"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/disk"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/qemu"
+)
+
+// Config is what a Host needs.
+type Config struct {
+	Home  *home.Home
+	Files *durable.FS
+	// Accelerator is "kvm" or "tcg" to skip the probe; empty to probe.
+	Accelerator string
+	Log         *slog.Logger
+}
+
+// Host implements daemon.Host. It has no state and no end.
+type Host struct {
+	*disk.Disk
+	cfg  Config
+	qemu *qemu.QEMU
+}
+
+// New returns a Host.
+func New(cfg Config) *Host {
+	return &Host{
+		Disk: disk.New(disk.Config{FS: cfg.Files}), cfg: cfg,
+		qemu: Hypervisor(cfg),
+	}
+}
+
+// Hypervisor is the QEMU of this host.
+func Hypervisor(cfg Config) *qemu.QEMU {
+	return qemu.New(qemu.Config{
+		CacheDir: cfg.Home.Cache(), Accelerator: cfg.Accelerator, FS: cfg.Files, Logger: cfg.Log,
+	})
+}
+
+// PrepareBoot checks the image, makes its initramfs with this build's agent,
+// and finds out under which accelerator its kernel boots here.
+func (h *Host) PrepareBoot(ctx context.Context, img image.Image) (keeper.Boot, error) {
+	if err := img.Check(ctx); err != nil {
+		return keeper.Boot{}, err
+	}
+	initramfs, err := img.BootInitramfs(ctx, h.cfg.Home.Cache())
+	if err != nil {
+		return keeper.Boot{}, err
+	}
+	accel, err := h.qemu.Accelerator(ctx, img.Kernel())
+	if err != nil {
+		return keeper.Boot{}, err
+	}
+	boot := keeper.Boot{Kernel: img.Kernel(), Initramfs: initramfs, Accelerator: accel.Name}
+	if accel.Fresh && accel.Reason != "" {
+		boot.Note = fmt.Sprintf("machines run without KVM here, many times slower: %s", accel.Reason)
+		if accel.Fix != "" {
+			boot.Note += "; " + accel.Fix
+		}
+	}
+	return boot, nil
+}
+
+// BuildImage builds an image from packages.
+func (h *Host) BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error) {
+	return image.Build(ctx, cfg, progress)
+}
+
+// Checks says what of the host works.
+func (h *Host) Checks(ctx context.Context) []daemon.Check {
+	var checks []daemon.Check
+	for _, r := range image.Requirements(ctx) {
+		check := daemon.Check{Name: r.Name, State: "ok", Detail: r.Detail, Fix: r.Fix}
+		if !r.OK {
+			check.State = "degraded"
+		}
+		checks = append(checks, check)
+	}
+	return checks
+}

@@ -1,0 +1,130 @@
+//go:build linux
+
+// Package serve assembles the processes of a home from their parts: the daemon
+// with its doors, and the monitor of a run. It holds no policy; what differs
+// between real machines and fake ones is handed to it.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime/debug"
+	"time"
+
+	sdnotify "github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/holdpoint/holdpoint/internal/daemon"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/gate/proxy"
+	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor/process"
+)
+
+// closeTimeout is how long running operations get to end when the daemon
+// stops; what needs longer is settled at the next start.
+const closeTimeout = 10 * time.Second
+
+// softMemory is the daemon's soft limit of memory in bytes; it idles far below.
+const softMemory = 96 << 20
+
+// DaemonConfig is what a daemon's process is made of.
+type DaemonConfig struct {
+	Home *home.Home
+	Host daemon.Host
+	// MonitorCommand is the hidden verb's program and first arguments; the
+	// folder of a run is added.
+	MonitorCommand []string
+	Build          string
+	// Ready is called once, when the daemon listens.
+	Ready func()
+	Log   io.Writer
+	// Files is the door to the disk; nil is the usual one.
+	Files *durable.FS
+}
+
+// Daemon runs the daemon of a home until ctx ends or it is told to stop.
+// Machines run on.
+func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
+	debug.SetMemoryLimit(softMemory)
+	debug.SetGCPercent(50)
+	log := slog.New(slog.NewTextHandler(cfg.Log, nil))
+	d, err := daemon.Open(ctx, daemon.Config{
+		Home: cfg.Home, Files: cfg.Files, Host: cfg.Host, MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeTimeout, errors.New("they go on too long"))
+		defer cancel()
+		if closeErr := d.Close(closing); closeErr != nil {
+			log.Warn("close the daemon", "error", closeErr)
+		}
+	}()
+	door, err := proxy.Start(proxy.Config{Backend: backend{d}, Logger: log})
+	if err != nil {
+		return fmt.Errorf("start the proxy: %w", err)
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if closeErr := door.Close(closing); closeErr != nil {
+			log.Debug("close the proxy", "error", closeErr)
+		}
+	}()
+	d.SetProxy(door.Addr())
+	listener, err := d.Listen()
+	if err != nil {
+		return err
+	}
+	if _, err := sdnotify.SdNotify(false, sdnotify.SdNotifyReady); err != nil {
+		log.Warn("notify the service manager", "error", err)
+	}
+	log.Info("serving", "socket", listener.Addr().String(), "proxy", door.Addr(), "build", cfg.Build)
+	if cfg.Ready != nil {
+		cfg.Ready()
+	}
+	defer func() { _, _ = sdnotify.SdNotify(false, sdnotify.SdNotifyStopping) }() // nobody waits for it
+	return d.Serve(ctx, listener)
+}
+
+// backend is the daemon as the proxy sees it.
+type backend struct{ daemon *daemon.Daemon }
+
+// Lookup gives the target of a published host name.
+func (b backend) Lookup(ctx context.Context, host string) (proxy.Target, error) {
+	route, m, err := b.daemon.Route(ctx, host)
+	if err != nil {
+		return proxy.Target{}, err
+	}
+	return proxy.Target{MachineID: m.ID, Generation: m.Generation, Port: route.Port, Machine: m.Name}, nil
+}
+
+// Dial connects to the target's port in its machine.
+func (b backend) Dial(ctx context.Context, t proxy.Target) (net.Conn, error) {
+	return b.daemon.DialPort(ctx, t.MachineID, t.Generation, t.Port)
+}
+
+// MonitorConfig is what a monitor's process is made of.
+type MonitorConfig struct {
+	Hypervisor machine.Hypervisor
+	// HypervisorVersion is told in the status.
+	HypervisorVersion string
+	Build             string
+	// Dir is the run's folder.
+	Dir string
+}
+
+// Monitor is the process that looks after one run. Its log is its standard error.
+func Monitor(ctx context.Context, cfg MonitorConfig) error {
+	return process.Run(ctx, process.Config{
+		Dir: cfg.Dir, Hypervisor: cfg.Hypervisor, HypervisorVersion: cfg.HypervisorVersion,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Build: cfg.Build,
+	})
+}
