@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
-	"net/http"
+	"os"
 	"strings"
 
 	"connectrpc.com/connect"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
-	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
+	"github.com/holdpoint/holdpoint/internal/agent"
 	"github.com/holdpoint/holdpoint/internal/link"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 // guestInterceptor makes the agent's calls have the effects they have in a
@@ -78,23 +80,22 @@ func (c syncingConn) Send(msg any) error {
 }
 
 // serveAgent serves the real agent over the port until the machine ends it.
-func serveAgent(_ context.Context, spec fakeSpec, port net.Conn, services *guestServices) error {
-	magic, err := magicOf(spec.Run.Cmdline)
+func serveAgent(ctx context.Context, spec fakeSpec, port net.Conn, services *guestServices) error {
+	params, err := agent.ParseCmdline(spec.Run.Cmdline)
 	if err != nil {
 		return err
 	}
-	mux := http.NewServeMux()
-	mux.Handle(agentv1connect.NewAgentServiceHandler(agentv1connect.UnimplementedAgentServiceHandler{}, connect.WithInterceptors(guestInterceptor{spec, services})))
-	server := &http.Server{Handler: mux, Protocols: new(http.Protocols)}
-	server.Protocols.SetUnencryptedHTTP2(true)
-	return server.Serve(link.NewGuest(port, magic))
-}
-
-func magicOf(cmdline string) (link.Magic, error) {
-	for field := range strings.FieldsSeq(cmdline) {
-		if text, ok := strings.CutPrefix(field, "holdpoint.magic="); ok {
-			return link.ParseMagic(text)
-		}
+	a, err := agent.New(agent.Config{
+		Build: "fake", World: rootDir(spec.Run), Console: os.Stdout, Path: os.Getenv("PATH"),
+		PowerOff: func() {
+			fmt.Println("fake guest powers off")
+			// The machine ends with this; there is no answer.
+			_ = services.ask(request{Op: "end", Reason: machine.GuestShutdown})
+		},
+		Log: slog.New(slog.NewTextHandler(os.Stdout, nil)),
+	})
+	if err != nil {
+		return err
 	}
-	return link.Magic{}, errors.New("the command line has no holdpoint.magic")
+	return a.Serve(ctx, link.NewGuest(port, params.Magic), connect.WithInterceptors(guestInterceptor{spec, services}))
 }
