@@ -197,7 +197,7 @@ func TestChainJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 		top := depth == 0
-		if n.ReadOnly == top || n.File.ReadOnly == top || n.File.AIO != "threads" || n.File.Cache.Direct || len(n.NodeName) > 31 {
+		if *n.ReadOnly == top || n.File.ReadOnly != nil || n.File.AIO != "threads" || n.File.Cache.Direct || len(n.NodeName) > 31 {
 			t.Errorf("depth %d: %+v", depth, n)
 		}
 		if depth == 2 {

@@ -14,14 +14,16 @@ import (
 type node struct {
 	Driver   string `json:"driver"`
 	NodeName string `json:"node-name,omitempty"`
-	ReadOnly bool   `json:"read-only"`
+	// ReadOnly is left out of the file's node, which inherits it: only then does
+	// blockdev-snapshot reopen the file under the old top read-only.
+	ReadOnly *bool `json:"read-only,omitempty"`
 	// Discard and DetectZeroes: a discard or a write of zeros makes clusters of
 	// the overlay free. Looking for zeros costs ordinary writes less than the
 	// noise of a measurement, and makes writing zeros 5 to 30 times faster.
 	Discard      string `json:"discard,omitempty"`
 	DetectZeroes string `json:"detect-zeroes,omitempty"`
-	// Backing is null, the node below, or that node's name. Never left out for
-	// qcow2: QEMU would follow the name in the header.
+	// Backing is null or the node below. Never left out for qcow2: QEMU would
+	// follow the name in the header.
 	Backing  json.RawMessage `json:"backing,omitempty"`
 	File     *node           `json:"file,omitempty"`
 	Filename string          `json:"filename,omitempty"`
@@ -85,29 +87,16 @@ func OverlayArgs(l Layer) (any, error) {
 	return newNode(l, true, json.RawMessage("null"))
 }
 
-// ReadOnlyArgs are the arguments of blockdev-reopen that take the write access
-// to a sealed layer away. belowID is the layer below it; "" for none.
-func ReadOnlyArgs(l Layer, belowID string) (any, error) {
-	below := json.RawMessage("null")
-	if belowID != "" {
-		below, _ = json.Marshal(NodeName(belowID)) // a string always encodes
-	}
-	n, err := newNode(l, false, below)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"options": []any{n}}, nil
-}
-
 func newNode(l Layer, writable bool, below json.RawMessage) (*node, error) {
 	if !filepath.IsAbs(l.Path) {
 		return nil, errdefs.New(errdefs.Invalid, "layer %s: path %q is not absolute", l.ID, l.Path)
 	}
+	readOnly := !writable
 	n := &node{
-		Driver: l.Format, NodeName: NodeName(l.ID), ReadOnly: !writable,
+		Driver: l.Format, NodeName: NodeName(l.ID), ReadOnly: &readOnly,
 		File: &node{
-			Driver: "file", NodeName: FileNodeName(l.ID), ReadOnly: !writable,
-			Filename: l.Path, AIO: "threads", Cache: &cache{},
+			Driver: "file", NodeName: FileNodeName(l.ID), Filename: l.Path,
+			AIO: "threads", Cache: &cache{},
 		},
 	}
 	switch l.Format {

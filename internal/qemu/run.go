@@ -40,7 +40,6 @@ type run struct {
 	killed bool
 	closed bool
 	exit   machine.Exit
-	layers []machine.Layer
 }
 
 func newRun(q *QEMU, cfg machine.RunConfig, p *process, client *qmp.Client) *run {
@@ -48,7 +47,7 @@ func newRun(q *QEMU, cfg machine.RunConfig, p *process, client *qmp.Client) *run
 	r := &run{
 		log: q.log.With("run", cfg.RunID), cfg: cfg, proc: p, exited: make(chan struct{}), stop: stop,
 		changing: make(chan struct{}, 1), dialing: make(chan struct{}, 1),
-		client: client, layers: append([]machine.Layer(nil), cfg.Disk...),
+		client: client,
 	}
 	r.tasks.Go(r.watch)
 	r.tasks.Go(func() { r.keepLogs(ctx) })
@@ -81,12 +80,10 @@ func (q *QEMU) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Proce
 
 // dialQMP connects to the run's QMP socket, on which pid must be listening.
 func dialQMP(ctx context.Context, cfg machine.RunConfig, pid int) (*qmp.Client, error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", filepath.Join(cfg.SocketDir, qmpSocket))
+	conn, err := dial(ctx, filepath.Join(cfg.SocketDir, qmpSocket))
 	if err != nil {
 		return nil, err
 	}
-	conn := c.(*net.UnixConn)
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -135,8 +132,7 @@ func (r *run) DialLink(ctx context.Context) (net.Conn, error) {
 	if err := r.usable("dial link of"); err != nil {
 		return nil, err
 	}
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", filepath.Join(r.cfg.SocketDir, linkSocket))
+	conn, err := dial(ctx, filepath.Join(r.cfg.SocketDir, linkSocket))
 	if err != nil {
 		return nil, r.explain(ctx, "dial link of", err)
 	}

@@ -47,15 +47,10 @@ func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
 		return err
 	}
 	args := map[string]any{"node": old, "overlay": disk.NodeName(top.ID)}
+	// This also reopens the old top, and its file, read-only.
 	if err := r.execute(ctx, "switch disk of", "blockdev-snapshot", args, nil); err != nil {
-		if err = r.settle(ctx, top, err); err != nil {
-			return err
-		}
+		return r.settle(ctx, top, err)
 	}
-	r.mu.Lock()
-	r.layers = append(r.layers, top)
-	r.mu.Unlock()
-	r.reopenReadOnly(ctx, old)
 	return nil
 }
 
@@ -163,31 +158,4 @@ func (r *run) settle(ctx context.Context, top machine.Layer, cause error) error 
 		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of run %s: %w; then: %v", r.cfg.RunID, cause, err)
 	}
 	return cause
-}
-
-// reopenReadOnly takes QEMU's write access to the sealed layer away. The guest
-// cannot write to it either way, so a failure is no reason to fail the switch.
-func (r *run) reopenReadOnly(ctx context.Context, old string) {
-	r.mu.Lock()
-	layers := r.layers
-	r.mu.Unlock()
-	for i, l := range layers {
-		if disk.NodeName(l.ID) != old {
-			continue
-		}
-		below := ""
-		if i > 0 {
-			below = layers[i-1].ID
-		}
-		args, err := disk.ReadOnlyArgs(disk.Layer(l), below)
-		if err == nil {
-			err = r.aside(ctx, func(ctx context.Context) error {
-				return r.execute(ctx, "reopen layer of", "blockdev-reopen", args, nil)
-			})
-		}
-		if err != nil {
-			r.log.WarnContext(ctx, "sealed layer not reopened read-only", "layer", l.ID, "error", err)
-		}
-		return
-	}
 }
