@@ -37,8 +37,9 @@ var levels = map[string]int{
 	"internal/daemon": 4,
 	// 5: doors.
 	"internal/gate": 5,
-	// 6: the hand.
-	"internal/cli": 6,
+	// 6: the hand, and the assembly of the processes behind it.
+	"internal/cli":   6,
+	"internal/serve": 6,
 	// 7: the binaries and what measures and tests them.
 	"cmd":               7,
 	"bench":             7,
