@@ -97,7 +97,7 @@ func (f *Fleet) Adopt(ctx context.Context, machineID, runID string) (*Run, error
 }
 
 func (f *Fleet) startConfig(dir string) monitor.StartConfig {
-	return monitor.StartConfig{Dir: dir, Executable: f.cfg.MonitorCommand[0], Args: f.cfg.MonitorCommand[1:]}
+	return monitor.StartConfig{Dir: dir, Executable: f.cfg.MonitorCommand[0], Args: append(slices.Clone(f.cfg.MonitorCommand[1:]), dir)}
 }
 
 // Current is the machine's run; nil when it has none.
