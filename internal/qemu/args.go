@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
 // The descriptors that the process inherits: sockets that are bound, on which
@@ -26,21 +27,12 @@ const (
 	diskPath = "/machine/peripheral/root/virtio-backend"
 )
 
-// machineOptions leave out what no guest of ours uses, for a smaller device
-// state and a shorter boot: with them, and with virtio devices in their legacy
-// form, all devices together are 27 KiB instead of 215. A panic or a reset ends
-// the process; the next run is begun by whoever owns the machine.
-const machineOptions = ",memory-backend=ram,suppress-vmdesc=on,dump-guest-core=off,mem-merge=off," +
-	"sata=off,smbus=off,hpet=off,usb=off,vmport=off,graphics=off,i8042=off,smm=off"
-
-const sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
-
 // consoleOptions are added to the kernel's command line. The two in the middle
 // save 0.8 s of boot and two thirds of the time a freeze takes.
 const consoleOptions = "console=ttyS0 cryptomgr.notests rcupdate.rcu_expedited=1 panic=-1"
 
 // arguments is the whole command line, without the binary.
-func arguments(caps Capabilities, cfg machine.RunConfig) ([]string, error) {
+func arguments(caps host.Capabilities, cfg machine.RunConfig) ([]string, error) {
 	chain := make([]disk.Layer, len(cfg.Disk))
 	for i, l := range cfg.Disk {
 		chain[i] = disk.Layer(l)
@@ -54,10 +46,10 @@ func arguments(caps Capabilities, cfg machine.RunConfig) ([]string, error) {
 		"-name", "guest=holdpoint-" + comma(cfg.MachineName),
 		"-nodefaults", "-no-user-config", "-S", "-display", "none",
 		"-action", "reboot=shutdown,shutdown=poweroff,panic=shutdown",
-		"-sandbox", sandbox,
+		"-sandbox", host.Sandbox,
 		"-pidfile", path(pidFile),
 		"-accel", cfg.Accelerator,
-		"-M", caps.MachineType + machineOptions,
+		"-M", caps.MachineType + host.MachineOptions + ",memory-backend=ram",
 		"-cpu", caps.CPUModel,
 		"-smp", strconv.Itoa(cfg.CPUs),
 		"-m", fmt.Sprintf("%dM", cfg.MemoryBytes>>20),

@@ -19,6 +19,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
@@ -40,7 +41,7 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
-	caps, err := q.Probe(ctx)
+	caps, err := q.host.Probe(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func spawn(binary string, args []string, f *inherited) (*process, error) {
 	cmd.ExtraFiles = []*os.File{f.qmp, f.link} // qmpFD and linkFD
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return nil, errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, packageAdvice)
+		return nil, errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
 	}
 	pid := cmd.Process.Pid
 	_ = cmd.Process.Release() // the exit is awaited by our own handle
@@ -241,5 +242,5 @@ func launchError(cfg machine.RunConfig, err error) error {
 
 // printed is the last line that the process printed.
 func printed(cfg machine.RunConfig) string {
-	return lastLine(string(tail(filepath.Join(cfg.Dir, outputFile), 4096)))
+	return host.LastLine(string(tail(filepath.Join(cfg.Dir, outputFile), 4096)))
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
 // process is a handle on one process that cannot come to mean another.
@@ -104,19 +105,11 @@ func identify(pid int) (machine.Process, error) {
 	if err != nil {
 		return machine.Process{}, fmt.Errorf("read start time of process %d: %w", pid, err)
 	}
-	boot, err := bootID()
+	boot, err := host.BootID()
 	if err != nil {
 		return machine.Process{}, err
 	}
 	return machine.Process{PID: pid, StartTime: start, BootID: boot}, nil
-}
-
-func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the host's boot id: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
 }
 
 // inotify watches files for changes until it is closed.

@@ -3,66 +3,33 @@
 package qemu
 
 import (
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync"
-	"time"
 
-	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
-// Config is what a QEMU needs. The zero value works.
+// Config is what a QEMU needs.
 type Config struct {
-	// Binary is qemu-system-x86_64, as a path or a name on PATH.
-	Binary string
-	// CacheDir keeps what was probed; empty means to probe anew each time.
-	CacheDir string
-	// Accelerator is "kvm" or "tcg" to skip the probe of KVM; empty to probe.
-	// The program's main sets it, from HOLDPOINT_ACCEL, for tests.
-	Accelerator string
-	// KVMDevice is /dev/kvm unless a test says otherwise.
-	KVMDevice string
-	// KVMLimit is how long a kernel may take to its first marker under KVM;
-	// 10 s if zero. Where KVM works it takes less than one.
-	KVMLimit time.Duration
-	// FS is the door through which the cache reaches the disk; nil is the real one.
-	FS     *durable.FS
+	// Host knows the binary and what it can do.
+	Host   *host.Host
 	Logger *slog.Logger
 }
 
 // QEMU is a machine.Hypervisor. It holds no process: runs do.
 type QEMU struct {
-	cfg Config
-	log *slog.Logger
-
-	// probing is held while a probe runs, so that two callers run one.
-	probing sync.Mutex
-	known   *Capabilities
-	knownBy string
+	host *host.Host
+	log  *slog.Logger
 }
 
 var _ machine.Hypervisor = (*QEMU)(nil)
 
 // New returns a QEMU. Nothing is started or looked for yet.
 func New(cfg Config) *QEMU {
-	if cfg.Binary == "" {
-		cfg.Binary = "qemu-system-x86_64"
-	}
-	if cfg.KVMDevice == "" {
-		cfg.KVMDevice = "/dev/kvm"
-	}
-	if cfg.KVMLimit == 0 {
-		cfg.KVMLimit = 10 * time.Second
-	}
-	q := &QEMU{cfg: cfg, log: cfg.Logger}
+	q := &QEMU{host: cfg.Host, log: cfg.Logger}
 	if q.log == nil {
 		q.log = slog.New(slog.DiscardHandler)
 	}
@@ -122,44 +89,4 @@ func check(cfg machine.RunConfig) error {
 		}
 	}
 	return nil
-}
-
-// cached reads what was once learned under key into v.
-func (q *QEMU) cached(kind, key string, v any) bool {
-	if q.cfg.CacheDir == "" {
-		return false
-	}
-	b, err := os.ReadFile(q.cacheFile(kind, key))
-	return err == nil && json.Unmarshal(b, v) == nil
-}
-
-// remember keeps v under key. Not being able to costs time later and is no error.
-func (q *QEMU) remember(ctx context.Context, kind, key string, v any) {
-	if q.cfg.CacheDir == "" {
-		return
-	}
-	b, err := json.Marshal(v)
-	if err == nil {
-		err = q.cfg.FS.MkdirAll(q.cfg.CacheDir)
-	}
-	if err == nil {
-		err = q.cfg.FS.WriteFile(q.cacheFile(kind, key), b, 0o600)
-	}
-	if err != nil {
-		q.log.WarnContext(ctx, "probe not remembered", "kind", kind, "error", err)
-	}
-}
-
-func (q *QEMU) cacheFile(kind, key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return filepath.Join(q.cfg.CacheDir, kind+"-"+hex.EncodeToString(sum[:8])+".json")
-}
-
-// fileKey names a file's content without reading it.
-func fileKey(path string) (string, error) {
-	st, err := os.Stat(path)
-	if err != nil {
-		return "", fmt.Errorf("look at %q: %w", path, err)
-	}
-	return fmt.Sprintf("%s|%d|%d", path, st.Size(), st.ModTime().UnixNano()), nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -42,7 +43,8 @@ func newBench(t *testing.T) *bench {
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	b := &bench{t: t, dir: dir, disk: disk.New(disk.Config{})}
-	b.q = New(Config{CacheDir: filepath.Join(dir, "cache"), Logger: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	b.q = New(Config{Host: host.New(host.Config{CacheDir: filepath.Join(dir, "cache"), Logger: log}), Logger: log})
 	b.base = machine.Layer{ID: "image", Path: filepath.Join(dir, "root.img"), Format: "raw"}
 	f, err := os.OpenFile(b.base.Path, os.O_CREATE|os.O_RDWR, 0o400)
 	must(t, err)

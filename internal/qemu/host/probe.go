@@ -1,6 +1,6 @@
 //go:build linux
 
-package qemu
+package host
 
 import (
 	"context"
@@ -30,13 +30,23 @@ import (
 // at each system call (Meltdown), a quarter of the boot time.
 const cpuModel = "qemu64-v1,svm=off,ssse3=on,sse4.1=on,sse4.2=on,popcnt=on,aes=on,pclmulqdq=on,enforce=on"
 
+// MachineOptions leave out what no guest of ours uses, for a smaller device
+// state and a shorter boot: with them, and with virtio devices in their legacy
+// form, all devices together are 27 KiB instead of 215. A panic or a reset ends
+// the process; the next run is begun by whoever owns the machine.
+const MachineOptions = ",suppress-vmdesc=on,dump-guest-core=off,mem-merge=off," +
+	"sata=off,smbus=off,hpet=off,usb=off,vmport=off,graphics=off,i8042=off,smm=off"
+
+// Sandbox is the value of -sandbox; nothing we do needs more.
+const Sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
 // The oldest QEMU whose command line and commands are those used here.
 const minMajor, minMinor = 7, 2
 
 const probeTimeout = 20 * time.Second
 
-// packageAdvice is the fix for a missing or unfit QEMU.
-const packageAdvice = "install the package qemu-system-x86 (apt install qemu-system-x86 qemu-utils)"
+// PackageAdvice is the fix for a missing or unfit QEMU.
+const PackageAdvice = "install the package qemu-system-x86 (apt install qemu-system-x86 qemu-utils)"
 
 // Capabilities are what a QEMU binary can do for us.
 type Capabilities struct {
@@ -58,32 +68,32 @@ type Capabilities struct {
 // Probe finds the binary and asks it what it can. The answer is remembered for
 // the binary's path, size and time of change. UNSUPPORTED when there is none
 // or it is too old.
-func (q *QEMU) Probe(ctx context.Context) (Capabilities, error) {
-	path, err := exec.LookPath(q.cfg.Binary)
+func (h *Host) Probe(ctx context.Context) (Capabilities, error) {
+	path, err := exec.LookPath(h.cfg.Binary)
 	if err != nil {
-		return Capabilities{}, errdefs.New(errdefs.Unsupported, "find QEMU %q: %w; %s", q.cfg.Binary, err, packageAdvice)
+		return Capabilities{}, errdefs.New(errdefs.Unsupported, "find QEMU %q: %w; %s", h.cfg.Binary, err, PackageAdvice)
 	}
 	if path, err = filepath.Abs(path); err != nil {
-		return Capabilities{}, fmt.Errorf("find QEMU %q: %w", q.cfg.Binary, err)
+		return Capabilities{}, fmt.Errorf("find QEMU %q: %w", h.cfg.Binary, err)
 	}
 	key, err := fileKey(path)
 	if err != nil {
 		return Capabilities{}, err
 	}
 	key += "|" + cpuModel // a new build of ours may ask for another
-	q.probing.Lock()
-	defer q.probing.Unlock()
-	if q.known != nil && q.knownBy == key {
-		return *q.known, nil
+	h.probing.Lock()
+	defer h.probing.Unlock()
+	if h.known != nil && h.knownBy == key {
+		return *h.known, nil
 	}
 	var caps Capabilities
-	if !q.cached("qemu", key, &caps) {
+	if !h.cached("qemu", key, &caps) {
 		if caps, err = ask(ctx, path); err != nil {
 			return Capabilities{}, err
 		}
-		q.remember(ctx, "qemu", key, caps)
+		h.remember(ctx, "qemu", key, caps)
 	}
-	q.known, q.knownBy = &caps, key
+	h.known, h.knownBy = &caps, key
 	return caps, nil
 }
 
@@ -103,13 +113,13 @@ func ask(ctx context.Context, path string) (caps Capabilities, err error) {
 	_ = theirs.Close() // the child has its own
 	if err != nil {
 		_ = mine.Close()
-		return Capabilities{}, errdefs.New(errdefs.Unsupported, "start QEMU %q: %w; %s", path, err, packageAdvice)
+		return Capabilities{}, errdefs.New(errdefs.Unsupported, "start QEMU %q: %w; %s", path, err, PackageAdvice)
 	}
 	defer func() {
 		cancel()
 		_ = cmd.Wait() // it was killed
 		if err != nil && stderr.Len() > 0 {
-			err = fmt.Errorf("%w: %s", err, lastLine(stderr.String()))
+			err = fmt.Errorf("%w: %s", err, LastLine(stderr.String()))
 		}
 	}()
 	client, err := qmp.Connect(ctx, mine)
@@ -190,8 +200,9 @@ func socketPair() (*net.UnixConn, *os.File, error) {
 	return conn.(*net.UnixConn), theirs, nil
 }
 
-// lastLine is the last line that says something, without the program's name.
-func lastLine(text string) string {
+// LastLine is the last line that says something, without the program's name
+// and the option it quotes.
+func LastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	line := strings.TrimSpace(lines[len(lines)-1])
 	line = strings.TrimPrefix(line, "qemu-system-x86_64: ")

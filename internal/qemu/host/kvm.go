@@ -1,6 +1,6 @@
 //go:build linux
 
-package qemu
+package host
 
 import (
 	"bufio"
@@ -35,60 +35,60 @@ var bootMarkers = []string{"Unable to mount root fs", "Run /init", "No working i
 // kernel is booted to its first marker, once per boot of the host, QEMU and
 // kernel; the answer is remembered. Anything that does not work is TCG, with the
 // reason; only a missing QEMU or kernel and an ended ctx are errors.
-func (q *QEMU) Accelerator(ctx context.Context, kernel string) (Acceleration, error) {
-	switch q.cfg.Accelerator {
+func (h *Host) Accelerator(ctx context.Context, kernel string) (Acceleration, error) {
+	switch h.cfg.Accelerator {
 	case "kvm":
 		return Acceleration{Name: "kvm"}, nil
 	case "tcg":
 		return Acceleration{Name: "tcg", Reason: "tcg was asked for"}, nil
 	case "":
 	default:
-		return Acceleration{}, errdefs.New(errdefs.Invalid, "accelerator %q: use kvm or tcg", q.cfg.Accelerator)
+		return Acceleration{}, errdefs.New(errdefs.Invalid, "accelerator %q: use kvm or tcg", h.cfg.Accelerator)
 	}
-	caps, err := q.Probe(ctx)
+	caps, err := h.Probe(ctx)
 	if err != nil {
 		return Acceleration{}, err
 	}
-	if a := q.openKVM(); a.Reason != "" {
+	if a := h.openKVM(); a.Reason != "" {
 		return a, nil
 	}
 	key, err := kvmKey(caps, kernel)
 	if err != nil {
 		return Acceleration{}, err
 	}
-	q.probing.Lock()
-	defer q.probing.Unlock()
+	h.probing.Lock()
+	defer h.probing.Unlock()
 	var a Acceleration
-	if q.cached("kvm", key, &a) {
+	if h.cached("kvm", key, &a) {
 		return a, nil
 	}
-	a = q.bootKVM(ctx, caps, kernel)
+	a = h.bootKVM(ctx, caps, kernel)
 	if err := ctx.Err(); err != nil {
 		return Acceleration{}, fmt.Errorf("probe KVM: %w", err)
 	}
 	if a.Reason != "" {
-		q.log.WarnContext(ctx, "KVM does not work here; guests run slower, by emulation", "reason", a.Reason)
+		h.log.WarnContext(ctx, "KVM does not work here; guests run slower, by emulation", "reason", a.Reason)
 	}
-	q.remember(ctx, "kvm", key, a)
+	h.remember(ctx, "kvm", key, a)
 	a.Fresh = true
 	return a, nil
 }
 
 // openKVM has a reason when the device cannot even be opened.
-func (q *QEMU) openKVM() Acceleration {
-	f, err := os.OpenFile(q.cfg.KVMDevice, os.O_RDWR, 0)
+func (h *Host) openKVM() Acceleration {
+	f, err := os.OpenFile(h.cfg.KVMDevice, os.O_RDWR, 0)
 	switch {
 	case err == nil:
 		_ = f.Close() // it was opened to see whether it can be
 		return Acceleration{Name: "kvm"}
 	case errors.Is(err, os.ErrNotExist):
 		return Acceleration{
-			Name: "tcg", Reason: q.cfg.KVMDevice + " does not exist",
+			Name: "tcg", Reason: h.cfg.KVMDevice + " does not exist",
 			Fix: "enable virtualization in the firmware (or nested virtualization), then: sudo modprobe -a kvm_intel kvm_amd",
 		}
 	case errors.Is(err, os.ErrPermission):
 		return Acceleration{
-			Name: "tcg", Reason: "no permission to open " + q.cfg.KVMDevice,
+			Name: "tcg", Reason: "no permission to open " + h.cfg.KVMDevice,
 			Fix: "sudo usermod -aG kvm $USER, then log in again",
 		}
 	}
@@ -96,7 +96,7 @@ func (q *QEMU) openKVM() Acceleration {
 }
 
 func kvmKey(caps Capabilities, kernel string) (string, error) {
-	boot, err := bootID()
+	boot, err := BootID()
 	if err != nil {
 		return "", err
 	}
@@ -112,12 +112,12 @@ func kvmKey(caps Capabilities, kernel string) (string, error) {
 }
 
 // bootKVM boots the kernel with nothing but a serial port.
-func (q *QEMU) bootKVM(ctx context.Context, caps Capabilities, kernel string) Acceleration {
-	ctx, cancel := context.WithTimeout(ctx, q.cfg.KVMLimit)
+func (h *Host) bootKVM(ctx context.Context, caps Capabilities, kernel string) Acceleration {
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.KVMLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, caps.Binary, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-sandbox", sandbox, "-accel", "kvm", "-cpu", caps.CPUModel, "-m", "256M",
-		"-M", caps.MachineType+strings.Replace(machineOptions, ",memory-backend=ram", "", 1),
+		"-sandbox", Sandbox, "-accel", "kvm", "-cpu", caps.CPUModel, "-m", "256M",
+		"-M", caps.MachineType+MachineOptions,
 		"-serial", "stdio", "-kernel", kernel, "-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1")
 	cmd.WaitDelay = time.Second
 	var stderr strings.Builder
@@ -137,9 +137,9 @@ func (q *QEMU) bootKVM(ctx context.Context, caps Capabilities, kernel string) Ac
 	case came:
 		return Acceleration{Name: "kvm"}
 	case late:
-		return noKVM(fmt.Sprintf("a kernel did not come up in %v under KVM (last line: %q)", q.cfg.KVMLimit, last))
+		return noKVM(fmt.Sprintf("a kernel did not come up in %v under KVM (last line: %q)", h.cfg.KVMLimit, last))
 	case stderr.Len() > 0:
-		return noKVM(lastLine(stderr.String()))
+		return noKVM(LastLine(stderr.String()))
 	}
 	return noKVM(fmt.Sprintf("a kernel did not come up under KVM (last line: %q)", last))
 }
@@ -165,4 +165,13 @@ func findMarker(r io.Reader) (found bool, last string) {
 		}
 	}
 	return false, last
+}
+
+// BootID names this boot of the host.
+func BootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the host's boot id: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
 }

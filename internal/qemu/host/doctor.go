@@ -1,0 +1,123 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Check is one thing that doctor looks at.
+type Check struct {
+	Name string
+	// State is "ok", "degraded" (works, with a loss the detail names) or "failed".
+	State  string
+	Detail string
+	// Fix is what a person can do; empty when State is "ok".
+	Fix string
+}
+
+// Checks looks at QEMU, KVM and what else of the host guests depend on. kernel
+// is an image's, to try KVM with; empty when there is none yet.
+func (h *Host) Checks(ctx context.Context, kernel string) []Check {
+	checks := []Check{h.checkQEMU(ctx), h.checkImg(), h.checkDeviceState(ctx), h.checkKVM(ctx, kernel), h.checkGroup()}
+	return append(checks, checkPtrace("/proc/sys/kernel/yama/ptrace_scope"))
+}
+
+func ok(name, detail string) Check { return Check{Name: name, State: "ok", Detail: detail} }
+
+func degraded(name, detail, fix string) Check {
+	return Check{Name: name, State: "degraded", Detail: detail, Fix: fix}
+}
+
+func failed(name, detail, fix string) Check {
+	return Check{Name: name, State: "failed", Detail: detail, Fix: fix}
+}
+
+func (h *Host) checkQEMU(ctx context.Context) Check {
+	caps, err := h.Probe(ctx)
+	if err != nil {
+		return failed("qemu", err.Error(), PackageAdvice)
+	}
+	model, _, _ := strings.Cut(caps.CPUModel, ",")
+	return ok("qemu", fmt.Sprintf("%s %s, machine %s, CPU %s", caps.Binary, caps.Version, caps.MachineType, model))
+}
+
+func (h *Host) checkImg() Check {
+	path, err := exec.LookPath(h.cfg.ImgBinary)
+	if err != nil {
+		return failed("qemu-img", err.Error(), "install the package qemu-utils (apt install qemu-utils)")
+	}
+	return ok("qemu-img", path)
+}
+
+func (h *Host) checkDeviceState(ctx context.Context) Check {
+	const name = "device-state"
+	caps, err := h.Probe(ctx)
+	switch {
+	case err != nil:
+		return failed(name, "there is no QEMU to ask", PackageAdvice)
+	case !caps.DeviceState:
+		return degraded(name, "this QEMU has no xen-save-devices-state; only disk checkpoints work",
+			"use a QEMU for x86-64 from a distribution")
+	}
+	return ok(name, "QEMU can save devices without memory (xen-save-devices-state)")
+}
+
+func (h *Host) checkKVM(ctx context.Context, kernel string) Check {
+	const name = "kvm"
+	a := h.openKVM()
+	if a.Reason == "" && kernel == "" && h.cfg.Accelerator == "" {
+		return ok(name, h.cfg.KVMDevice+" opens; whether a guest boots is tried with the first image")
+	}
+	if a.Reason == "" || h.cfg.Accelerator != "" {
+		var err error
+		if a, err = h.Accelerator(ctx, kernel); err != nil {
+			return failed(name, err.Error(), "see the checks above")
+		}
+	}
+	if a.Name == "kvm" {
+		return ok(name, "guests run on KVM")
+	}
+	fix := a.Fix
+	if fix == "" {
+		fix = "unset HOLDPOINT_ACCEL"
+	}
+	return degraded(name, "guests run by emulation (TCG), several times slower: "+a.Reason, fix)
+}
+
+func (h *Host) checkGroup() Check {
+	const name = "kvm-group"
+	if _, err := os.Stat(h.cfg.KVMDevice); err != nil {
+		return degraded(name, h.cfg.KVMDevice+" does not exist, so it matters to nobody", h.openKVM().Fix)
+	}
+	if err := unix.Access(h.cfg.KVMDevice, unix.R_OK|unix.W_OK); err != nil {
+		return degraded(name, fmt.Sprintf("user %d may not open %s", os.Getuid(), h.cfg.KVMDevice),
+			"sudo usermod -aG kvm $USER, then log in again")
+	}
+	return ok(name, "this user may open "+h.cfg.KVMDevice)
+}
+
+// checkPtrace looks at Yama, which may forbid looking into QEMU's memory from
+// outside, as full checkpoints do.
+func checkPtrace(path string) Check {
+	const name = "ptrace-scope"
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ok(name, "the kernel does not restrict ptrace")
+	}
+	scope := strings.TrimSpace(string(b))
+	if scope == "0" || scope == "1" || os.Getuid() == 0 && scope == "2" {
+		return ok(name, "kernel.yama.ptrace_scope is "+scope)
+	}
+	fix := "sudo sysctl kernel.yama.ptrace_scope=1"
+	if scope == "3" {
+		fix = "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d and reboot (3 cannot be changed while the host runs)"
+	}
+	return degraded(name, "kernel.yama.ptrace_scope is "+scope+", which forbids full checkpoints; disk checkpoints work", fix)
+}
