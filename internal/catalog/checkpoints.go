@@ -26,28 +26,64 @@ func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
 	return k, err
 }
 
-func scanCheckpointRoute(rows *sql.Rows) (checkpoint.Route, error) {
-	var r checkpoint.Route
-	err := rows.Scan(&r.Host, &r.Port, &r.Listening)
-	return r, err
+// part is a row that belongs to a checkpoint.
+type part[T any] struct {
+	checkpoint string
+	value      T
 }
 
-// fill reads a checkpoint's layers and routes.
-func fill(ctx context.Context, q database.Querier, k *checkpoint.Checkpoint) (err error) {
-	k.Layers, err = database.All(ctx, q, database.Value[string], `SELECT layer_id FROM checkpoint_layers WHERE checkpoint_id = ? ORDER BY position`, k.ID)
+func scanPartLayer(rows *sql.Rows) (part[string], error) {
+	var p part[string]
+	err := rows.Scan(&p.checkpoint, &p.value)
+	return p, err
+}
+
+func scanPartRoute(rows *sql.Rows) (part[checkpoint.Route], error) {
+	var p part[checkpoint.Route]
+	err := rows.Scan(&p.checkpoint, &p.value.Host, &p.value.Port, &p.value.Listening)
+	return p, err
+}
+
+// readCheckpoints gives the checkpoints of the condition, newest first, in
+// three queries however many they are.
+func readCheckpoints(ctx context.Context, q database.Querier, where string, args ...any) ([]checkpoint.Checkpoint, error) {
+	list, err := database.All(ctx, q, scanCheckpoint, selectCheckpoint+where+` ORDER BY seq DESC`, args...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	k.Routes, err = database.All(ctx, q, scanCheckpointRoute, `SELECT host, port, listening FROM checkpoint_routes WHERE checkpoint_id = ? ORDER BY host`, k.ID)
-	return err
+	among := `WHERE checkpoint_id IN (SELECT id FROM checkpoints ` + where + `)`
+	layers, err := database.All(ctx, q, scanPartLayer, `SELECT checkpoint_id, layer_id FROM checkpoint_layers `+among+` ORDER BY 1, position`, args...)
+	if err != nil {
+		return nil, err
+	}
+	routes, err := database.All(ctx, q, scanPartRoute, `SELECT checkpoint_id, host, port, listening FROM checkpoint_routes `+among+` ORDER BY 1, host`, args...)
+	if err != nil {
+		return nil, err
+	}
+	index := make(map[string]int, len(list))
+	for i, k := range list {
+		index[k.ID] = i
+	}
+	for _, p := range layers {
+		k := &list[index[p.checkpoint]]
+		k.Layers = append(k.Layers, p.value)
+	}
+	for _, p := range routes {
+		k := &list[index[p.checkpoint]]
+		k.Routes = append(k.Routes, p.value)
+	}
+	return list, nil
 }
 
 func getCheckpoint(ctx context.Context, q database.Querier, id string) (checkpoint.Checkpoint, error) {
-	k, err := database.One(ctx, q, noCheckpoint(id), scanCheckpoint, selectCheckpoint+`WHERE id = ?`, id)
-	if err != nil {
-		return k, err
+	list, err := readCheckpoints(ctx, q, `WHERE id = ?`, id)
+	if err == nil && len(list) == 0 {
+		err = noCheckpoint(id)
 	}
-	return k, fill(ctx, q, &k)
+	if err != nil {
+		return checkpoint.Checkpoint{}, err
+	}
+	return list[0], nil
 }
 
 func noCheckpoint(ref string) error { return notFound("checkpoint", ref, "holdpoint checkpoint ls") }
@@ -106,7 +142,7 @@ func insertCheckpoint(t *database.Tx, m Machine, k checkpoint.Checkpoint) error 
 		VALUES (?, ?, nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, database.JSON(k.Spec),
 		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.OrNow(k.CreatedAt))
-	if database.IsUnique(err) {
+	if database.IsUnique(err) && k.Name != "" {
 		return checkpointNameTaken(m.Name, k.Name)
 	}
 	if err != nil {
@@ -156,12 +192,7 @@ func (c *Catalog) GetCheckpoint(ctx context.Context, id string) (k checkpoint.Ch
 // empty, newest first.
 func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) (list []checkpoint.Checkpoint, err error) {
 	err = c.db.View(ctx, func(q database.Querier) error {
-		list, err = database.All(ctx, q, scanCheckpoint, selectCheckpoint+`WHERE ?1 = '' OR machine_id = ?1 ORDER BY seq DESC`, machineID)
-		for i := range list {
-			if err == nil {
-				err = fill(ctx, q, &list[i])
-			}
-		}
+		list, err = readCheckpoints(ctx, q, `WHERE ?1 = '' OR machine_id = ?1`, machineID)
 		return err
 	})
 	return list, err

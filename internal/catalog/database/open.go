@@ -160,6 +160,8 @@ func classify(path string, err error) error {
 		return damaged(path, se.Error())
 	case sqlite3.SQLITE_FULL:
 		return errdefs.New(errdefs.NoSpace, "write catalog %q: %w; free some space on its file system", path, err)
+	case sqlite3.SQLITE_INTERRUPT:
+		return errdefs.New(errdefs.Interrupted, "use catalog %q: %w", path, err)
 	case sqlite3.SQLITE_CONSTRAINT:
 		return fmt.Errorf("write catalog %q: %w", path, err)
 	}
