@@ -100,7 +100,7 @@ func (d checkpointAPI) create(ctx context.Context, w *operation.Work, r *holdpoi
 	if failure != nil && result.Checkpoint.ID == "" {
 		return nil, failure
 	}
-	view, err := d.checkpointResult(ctx, result.Checkpoint)
+	view, err := d.view.CheckpointNow(ctx, result.Checkpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -112,15 +112,6 @@ func (d checkpointAPI) create(ctx context.Context, w *operation.Work, r *holdpoi
 }
 
 func ms(t time.Duration) float64 { return float64(t.Microseconds()) / 1000 }
-
-// checkpointResult is a published checkpoint with its machine as it is now.
-func (d *Daemon) checkpointResult(ctx context.Context, k checkpoint.Checkpoint) (*holdpointv1.Checkpoint, error) {
-	m, err := d.catalog.GetMachine(ctx, k.MachineID)
-	if err != nil {
-		return nil, err
-	}
-	return d.checkpointView(k, m)
-}
 
 // checkQuiet refuses to end commands and copies that nobody agreed to end.
 func (d *Daemon) checkQuiet(ctx context.Context, m catalog.Machine, run *fleet.Run, active []hold.Effect, agreed bool) error {
@@ -212,7 +203,7 @@ func (d checkpointAPI) List(ctx context.Context, req *connect.Request[holdpointv
 			}
 			machines[k.MachineID] = m
 		}
-		view, err := d.checkpointView(k, m)
+		view, err := d.view.Checkpoint(k, m)
 		if err != nil {
 			return nil, wire.Encode(err)
 		}
@@ -240,7 +231,7 @@ func (d checkpointAPI) Get(ctx context.Context, req *connect.Request[holdpointv1
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	view, err := d.checkpointResult(ctx, k)
+	view, err := d.view.CheckpointNow(ctx, k)
 	if err != nil {
 		return nil, wire.Encode(err)
 	}

@@ -53,16 +53,3 @@ func (d *Daemon) claimMachine(ctx context.Context, w *operation.Work, ref string
 	}
 	return m, d.catalog.UseMachine(ctx, m.ID)
 }
-
-// machineResult is the outcome of a verb that leaves a machine.
-func (d *Daemon) machineResult(ctx context.Context, id string) (*holdpointv1.OperationResult, error) {
-	m, err := d.catalog.GetMachine(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	view, err := d.machineView(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	return &holdpointv1.OperationResult{Machine: view}, nil
-}

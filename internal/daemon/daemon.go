@@ -19,9 +19,12 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/guest"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/settle"
+	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
@@ -73,6 +76,8 @@ type Daemon struct {
 	keeper   *keeper.Keeper
 	capturer *capture.Capturer
 	restorer *restore.Restorer
+	view     *view.Viewer
+	guest    *guest.Service
 	stop     chan struct{}
 	stopOnce sync.Once
 
@@ -109,7 +114,13 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log,
 	})
 	steps.Add(d.keeper.Close)
-	if err := d.settle(ctx); err != nil {
+	d.view = &view.Viewer{Catalog: cat, Keeper: d.keeper, Proxy: d.proxyAddress}
+	d.guest = guest.New(guest.Config{Catalog: cat, Gates: d.gates, Keeper: d.keeper, Home: cfg.Home})
+	settler := settle.New(settle.Config{
+		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Engine: d.engine, Keeper: d.keeper, Capturer: d.capturer,
+		Gates: d.gates, View: d.view, Images: d.buildConfig(), Log: cfg.Log,
+	})
+	if err := settler.Settle(ctx); err != nil {
 		return nil, err
 	}
 	steps.Release()

@@ -11,6 +11,7 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/wire"
@@ -68,7 +69,7 @@ func (d imageAPI) recordImage(ctx context.Context, built image.Image, name strin
 	if err != nil {
 		return nil, err
 	}
-	return &holdpointv1.OperationResult{Image: imageView(recorded)}, nil
+	return &holdpointv1.OperationResult{Image: view.Image(recorded)}, nil
 }
 
 // List gives all images, newest first.
@@ -79,7 +80,7 @@ func (d imageAPI) List(ctx context.Context, _ *connect.Request[holdpointv1.ListI
 	}
 	out := &holdpointv1.ListImagesResponse{}
 	for _, i := range images {
-		out.Images = append(out.Images, imageView(i))
+		out.Images = append(out.Images, view.Image(i))
 	}
 	return connect.NewResponse(out), nil
 }
@@ -90,7 +91,7 @@ func (d imageAPI) Get(ctx context.Context, req *connect.Request[holdpointv1.GetI
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	return connect.NewResponse(imageView(i)), nil
+	return connect.NewResponse(view.Image(i)), nil
 }
 
 // Remove forgets an image and removes its files.

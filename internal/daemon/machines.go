@@ -16,6 +16,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/settle"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
@@ -37,11 +38,6 @@ type onMachine interface {
 
 // machineAPI serves MachineService.
 type machineAPI struct{ *Daemon }
-
-// runDetail is what the journal keeps of a run verb.
-type runDetail struct {
-	MachineID string `json:"machine_id"`
-}
 
 // The phases of run, in the journal.
 const (
@@ -97,7 +93,7 @@ func (d machineAPI) run(ctx context.Context, w *operation.Work, name, imageRef s
 		m.Name = "m-" + m.ID[:6]
 	}
 	w.Machine(m.ID, m.Name)
-	if err := w.Enter(ctx, phaseCreate, "creating the machine", runDetail{m.ID}); err != nil {
+	if err := w.Enter(ctx, phaseCreate, "creating the machine", settle.RunDetail{m.ID}); err != nil {
 		return nil, err
 	}
 	claims := []catalog.Claim{
@@ -109,7 +105,7 @@ func (d machineAPI) run(ctx context.Context, w *operation.Work, name, imageRef s
 	if err := d.create(ctx, w, m); err != nil {
 		return nil, err
 	}
-	return d.machineResult(ctx, m.ID)
+	return d.view.MachineResult(ctx, m.ID)
 }
 
 // create records a machine and boots it; on error nothing of it is left.
@@ -128,12 +124,12 @@ func (d machineAPI) create(ctx context.Context, w *operation.Work, m catalog.Mac
 	steps.Add(func() {
 		undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
-		if err := d.drop(undoing, w.ID(), m); err != nil {
+		if err := d.keeper.Drop(undoing, w.ID(), m); err != nil {
 			d.cfg.Log.Error("undo the creation of a machine", "machine", m.Name, "error", err)
 		}
 	})
 	d.gates.SetGeneration(m.ID, m.Generation)
-	if err := w.Enter(ctx, phaseBoot, "booting the guest", runDetail{m.ID}); err != nil {
+	if err := w.Enter(ctx, phaseBoot, "booting the guest", settle.RunDetail{m.ID}); err != nil {
 		return err
 	}
 	note, err := d.keeper.Boot(ctx, m.ID)
@@ -147,19 +143,6 @@ func (d machineAPI) create(ctx context.Context, w *operation.Work, m catalog.Mac
 	return nil
 }
 
-// drop removes a machine with all that is its own. Its run is ended first.
-func (d machineAPI) drop(ctx context.Context, operationID string, m catalog.Machine) error {
-	if run := d.keeper.Run(m.ID); run != nil {
-		if err := run.Kill(ctx); err != nil && !errdefs.Is(err, errdefs.WrongState) {
-			return fmt.Errorf("remove machine %s: %w", m.Name, err)
-		}
-	}
-	if err := d.catalog.RemoveMachine(ctx, m.ID, operationID); err != nil {
-		return err
-	}
-	return d.keeper.Forget(m.ID)
-}
-
 // List gives all machines by name.
 func (d machineAPI) List(ctx context.Context, _ *connect.Request[holdpointv1.ListMachinesRequest]) (*connect.Response[holdpointv1.ListMachinesResponse], error) {
 	machines, err := d.catalog.ListMachines(ctx)
@@ -168,7 +151,7 @@ func (d machineAPI) List(ctx context.Context, _ *connect.Request[holdpointv1.Lis
 	}
 	out := &holdpointv1.ListMachinesResponse{}
 	for _, m := range machines {
-		view, err := d.machineView(ctx, m)
+		view, err := d.view.Machine(ctx, m)
 		if err != nil {
 			return nil, wire.Encode(err)
 		}
@@ -183,7 +166,7 @@ func (d machineAPI) Get(ctx context.Context, req *connect.Request[holdpointv1.Ge
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	view, err := d.machineView(ctx, m)
+	view, err := d.view.Machine(ctx, m)
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
@@ -206,7 +189,7 @@ func (d machineAPI) on(ctx context.Context, requestID, verb string, options onMa
 		if err := act(ctx, w, m); err != nil {
 			return nil, err
 		}
-		return d.machineResult(ctx, m.ID)
+		return d.view.MachineResult(ctx, m.ID)
 	})
 }
 
@@ -214,7 +197,7 @@ func (d machineAPI) on(ctx context.Context, requestID, verb string, options onMa
 func (d machineAPI) Start(ctx context.Context, req *connect.Request[holdpointv1.StartMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	return d.on(ctx, r.GetRequestId(), "start", r, []machine.State{machine.Stopped}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		if err := w.Enter(ctx, phaseBoot, "booting the guest", runDetail{m.ID}); err != nil {
+		if err := w.Enter(ctx, phaseBoot, "booting the guest", settle.RunDetail{m.ID}); err != nil {
 			return err
 		}
 		note, err := d.keeper.Boot(ctx, m.ID)
@@ -233,7 +216,7 @@ func (d machineAPI) Stop(ctx context.Context, req *connect.Request[holdpointv1.S
 		allowed = append(allowed, machine.Paused, machine.Unknown)
 	}
 	return d.on(ctx, r.GetRequestId(), "stop", r, allowed, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		if err := w.Enter(ctx, "stop", "stopping the guest", runDetail{m.ID}); err != nil {
+		if err := w.Enter(ctx, "stop", "stopping the guest", settle.RunDetail{m.ID}); err != nil {
 			return err
 		}
 		run := d.keeper.Run(m.ID)
@@ -284,9 +267,9 @@ func (d machineAPI) Remove(ctx context.Context, req *connect.Request[holdpointv1
 		if state != machine.Stopped && !r.GetForce() {
 			return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
 		}
-		if err := w.Enter(ctx, "remove", "removing the machine", runDetail{m.ID}); err != nil {
+		if err := w.Enter(ctx, "remove", "removing the machine", settle.RunDetail{m.ID}); err != nil {
 			return nil, err
 		}
-		return nil, d.drop(ctx, w.ID(), m)
+		return nil, d.keeper.Drop(ctx, w.ID(), m)
 	})
 }

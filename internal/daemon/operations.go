@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"os"
 
 	"connectrpc.com/connect"
@@ -12,6 +13,7 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -115,4 +117,18 @@ func (d daemonAPI) Doctor(ctx context.Context, _ *connect.Request[holdpointv1.Do
 		out.Checks = append(out.Checks, &holdpointv1.DoctorCheck{Name: check.Name, State: check.State, Detail: check.Detail, Fix: check.Fix})
 	}
 	return connect.NewResponse(out), nil
+}
+
+// spaceCheck says how much room the home has.
+func (s *Settler) spaceCheck() Check {
+	check := Check{Name: "free space", State: "ok"}
+	free, err := durable.FreeBytes(s.cfg.Home.Dir())
+	if err != nil {
+		return Check{Name: check.Name, State: "failed", Detail: err.Error(), Fix: "look at the file system of " + s.cfg.Home.Dir()}
+	}
+	check.Detail = fmt.Sprintf("%d MiB in %s", free>>20, s.cfg.Home.Dir())
+	if free < 4<<30 {
+		check.State, check.Fix = "degraded", "free some space, or move the home with HOLDPOINT_HOME"
+	}
+	return check
 }

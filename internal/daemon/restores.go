@@ -14,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/restore"
@@ -73,7 +74,7 @@ func (d machineAPI) PlanRestore(ctx context.Context, req *connect.Request[holdpo
 }
 
 func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Checkpoint, putBack bool) (*holdpointv1.RestorePlan, error) {
-	view, err := d.checkpointView(k, m)
+	view, err := d.view.Checkpoint(k, m)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +92,7 @@ func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Check
 			owners[r.Host] = r.Machine
 		}
 	}
-	plan.Routes = changeViews(restore.CompareRoutes(k.Routes, now, owners, putBack))
+	plan.Routes = view.Changes(restore.CompareRoutes(k.Routes, now, owners, putBack))
 	list, err := d.catalog.ListCheckpoints(ctx, m.ID)
 	if err != nil {
 		return nil, err
@@ -100,7 +101,7 @@ func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Check
 		if other.ID == k.ID {
 			break
 		}
-		newer, err := d.checkpointView(other, m)
+		newer, err := d.view.Checkpoint(other, m)
 		if err != nil {
 			return nil, err
 		}
@@ -177,16 +178,16 @@ func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpoint
 
 // restoreResult says what a restore did, with the command that undoes it.
 func (d *Daemon) restoreResult(ctx context.Context, machineID string, k checkpoint.Checkpoint, plan *holdpointv1.RestorePlan, done restore.DiskResult, putBack bool) (*holdpointv1.OperationResult, error) {
-	result, err := d.machineResult(ctx, machineID)
+	result, err := d.view.MachineResult(ctx, machineID)
 	if err != nil {
 		return nil, err
 	}
 	out := &holdpointv1.RestoreResult{Plan: plan, Generation: done.Generation, DowntimeMs: ms(done.Downtime)}
-	if out.Restored, err = d.checkpointResult(ctx, k); err != nil {
+	if out.Restored, err = d.view.CheckpointNow(ctx, k); err != nil {
 		return nil, err
 	}
 	if done.Safety != nil {
-		if out.Safety, err = d.checkpointResult(ctx, *done.Safety); err != nil {
+		if out.Safety, err = d.view.CheckpointNow(ctx, *done.Safety); err != nil {
 			return nil, err
 		}
 		out.UndoCommand = fmt.Sprintf("holdpoint restore %s %s --disk --yes", result.GetMachine().GetName(), done.Safety.ID)

@@ -69,7 +69,7 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 		if err != nil {
 			return nil, err
 		}
-		return &holdpointv1.OperationResult{Routes: d.routeViews([]catalog.Route{route})}, nil
+		return &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}, nil
 	})
 }
 
@@ -90,7 +90,7 @@ func (d routeAPI) Unexpose(ctx context.Context, req *connect.Request[holdpointv1
 			return nil, err
 		}
 		defer door.Done()
-		return &holdpointv1.OperationResult{Routes: d.routeViews([]catalog.Route{route})}, d.catalog.RemoveRoute(ctx, host)
+		return &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}, d.catalog.RemoveRoute(ctx, host)
 	})
 }
 
@@ -108,5 +108,5 @@ func (d routeAPI) List(ctx context.Context, req *connect.Request[holdpointv1.Lis
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	return connect.NewResponse(&holdpointv1.ListRoutesResponse{Routes: d.routeViews(routes)}), nil
+	return connect.NewResponse(&holdpointv1.ListRoutesResponse{Routes: d.view.Routes(routes)}), nil
 }

@@ -5,6 +5,7 @@ package keeper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
@@ -106,6 +107,20 @@ func (k *Keeper) End(ctx context.Context, machineID, runID string) error {
 	}
 	k.fleet.Discard(machineID, runID)
 	return nil
+}
+
+// Drop removes a machine with all that is its own, for an operation that holds
+// it. Its run is ended first.
+func (k *Keeper) Drop(ctx context.Context, operationID string, m catalog.Machine) error {
+	if run := k.Run(m.ID); run != nil {
+		if err := run.Kill(ctx); err != nil && !errdefs.Is(err, errdefs.WrongState) {
+			return fmt.Errorf("remove machine %s: %w", m.Name, err)
+		}
+	}
+	if err := k.cfg.Catalog.RemoveMachine(ctx, m.ID, operationID); err != nil {
+		return err
+	}
+	return k.Forget(m.ID)
 }
 
 // Forget drops what is kept of a machine that is no more: its gate, and the

@@ -1,11 +1,10 @@
 //go:build linux
 
-package daemon
+package guest
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 
@@ -13,44 +12,11 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
-	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
-
-// guestAPI serves GuestService: what goes on inside a machine. All of it
-// passes the machine's gate.
-type guestAPI struct{ *Daemon }
-
-// enter resolves a machine, passes its gate and gives its run. The caller
-// calls Done on the admission.
-func (d *Daemon) enter(ctx context.Context, ref string, r hold.Request) (*hold.Admission, *fleet.Run, error) {
-	m, err := d.catalog.ResolveMachine(ctx, ref)
-	if err != nil {
-		return nil, nil, err
-	}
-	return d.enterMachine(ctx, m, r)
-}
-
-func (d *Daemon) enterMachine(ctx context.Context, m catalog.Machine, r hold.Request) (*hold.Admission, *fleet.Run, error) {
-	r.Machine, r.What = m.ID, fmt.Sprintf("%s in machine %s", r.What, m.Name)
-	door, err := d.gates.Admit(ctx, r)
-	if err != nil {
-		return nil, nil, err
-	}
-	run, err := d.keeper.Running(m, string(r.Door))
-	if err != nil {
-		door.Done()
-		return nil, nil, err
-	}
-	if err := d.catalog.UseMachine(ctx, m.ID); err != nil {
-		door.Done()
-		return nil, nil, err
-	}
-	return door, run, nil
-}
 
 // expelling is ctx that ends, with the reason, when a restore makes the
 // effect's generation history.
@@ -86,7 +52,7 @@ func outcome(ctx context.Context, run *fleet.Run, what string, err error) error 
 }
 
 // Exec runs or attaches to a command in a machine.
-func (d guestAPI) Exec(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]) error {
+func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]) error {
 	first, err := stream.Receive()
 	if err != nil {
 		return wire.Encode(errdefs.New(errdefs.Invalid, "exec: no command was sent: %w", err))
@@ -95,7 +61,7 @@ func (d guestAPI) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	if err != nil {
 		return wire.Encode(err)
 	}
-	door, run, err := d.enter(ctx, first.GetMachine(), hold.Request{
+	door, run, err := s.enter(ctx, first.GetMachine(), hold.Request{
 		Generation: first.GetGeneration(), Door: hold.Exec, What: what,
 		Waiting: func(why string) { _ = stream.Send(&holdpointv1.GuestExecResponse{Waiting: why}) }, // a gone client is seen below
 	})
@@ -176,8 +142,8 @@ func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpoi
 }
 
 // ListCommands lists the commands in a machine.
-func (d guestAPI) ListCommands(ctx context.Context, req *connect.Request[holdpointv1.ListGuestCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
-	run, err := d.look(ctx, req.Msg.GetMachine(), "attach")
+func (s *Service) ListCommands(ctx context.Context, req *connect.Request[holdpointv1.ListGuestCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
+	run, err := s.look(ctx, req.Msg.GetMachine(), "attach")
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
@@ -189,8 +155,8 @@ func (d guestAPI) ListCommands(ctx context.Context, req *connect.Request[holdpoi
 }
 
 // Facts tells what runs and listens in a machine.
-func (d guestAPI) Facts(ctx context.Context, req *connect.Request[holdpointv1.GuestFactsRequest]) (*connect.Response[agentv1.FactsResponse], error) {
-	run, err := d.look(ctx, req.Msg.GetMachine(), "facts")
+func (s *Service) Facts(ctx context.Context, req *connect.Request[holdpointv1.GuestFactsRequest]) (*connect.Response[agentv1.FactsResponse], error) {
+	run, err := s.look(ctx, req.Msg.GetMachine(), "facts")
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
@@ -199,13 +165,4 @@ func (d guestAPI) Facts(ctx context.Context, req *connect.Request[holdpointv1.Gu
 		return nil, wire.Encode(err)
 	}
 	return connect.NewResponse(facts.Msg), nil
-}
-
-// look gives a machine's run for a question that has no effect.
-func (d *Daemon) look(ctx context.Context, ref, verb string) (*fleet.Run, error) {
-	m, err := d.catalog.ResolveMachine(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	return d.keeper.Running(m, verb)
 }

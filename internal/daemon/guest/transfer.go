@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package guest
 
 import (
 	"context"
@@ -17,12 +17,12 @@ import (
 )
 
 // Upload unpacks a tar stream in a machine.
-func (d guestAPI) Upload(ctx context.Context, stream *connect.ClientStream[holdpointv1.GuestUploadRequest]) (*connect.Response[agentv1.UploadResponse], error) {
+func (s *Service) Upload(ctx context.Context, stream *connect.ClientStream[holdpointv1.GuestUploadRequest]) (*connect.Response[agentv1.UploadResponse], error) {
 	if !stream.Receive() {
 		return nil, wire.Encode(errdefs.New(errdefs.Invalid, "cp: nothing was sent: %w", errors.Join(stream.Err(), io.ErrUnexpectedEOF)))
 	}
 	what := "cp to " + stream.Msg().GetMessage().GetStart().GetPath()
-	door, run, err := d.enter(ctx, stream.Msg().GetMachine(), hold.Request{Door: hold.Copy, What: what})
+	door, run, err := s.enter(ctx, stream.Msg().GetMachine(), hold.Request{Door: hold.Copy, What: what})
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
@@ -47,9 +47,9 @@ func (d guestAPI) Upload(ctx context.Context, stream *connect.ClientStream[holdp
 }
 
 // Download packs a path in a machine as a tar stream.
-func (d guestAPI) Download(ctx context.Context, req *connect.Request[holdpointv1.GuestDownloadRequest], stream *connect.ServerStream[agentv1.DownloadResponse]) error {
+func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1.GuestDownloadRequest], stream *connect.ServerStream[agentv1.DownloadResponse]) error {
 	what := "cp from " + req.Msg.GetPath()
-	door, run, err := d.enter(ctx, req.Msg.GetMachine(), hold.Request{Door: hold.Copy, What: what})
+	door, run, err := s.enter(ctx, req.Msg.GetMachine(), hold.Request{Door: hold.Copy, What: what})
 	if err != nil {
 		return wire.Encode(err)
 	}
@@ -70,13 +70,13 @@ func (d guestAPI) Download(ctx context.Context, req *connect.Request[holdpointv1
 }
 
 // Dial carries the bytes of one TCP connection to a port in a machine.
-func (d guestAPI) Dial(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestDialRequest, holdpointv1.GuestDialResponse]) error {
+func (s *Service) Dial(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestDialRequest, holdpointv1.GuestDialResponse]) error {
 	first, err := stream.Receive()
 	if err != nil {
 		return wire.Encode(errdefs.New(errdefs.Invalid, "dial: no port was sent: %w", err))
 	}
 	what := "connect"
-	door, run, err := d.enter(ctx, first.GetMachine(), hold.Request{Door: hold.Dial, What: what})
+	door, run, err := s.enter(ctx, first.GetMachine(), hold.Request{Door: hold.Dial, What: what})
 	if err != nil {
 		return wire.Encode(err)
 	}

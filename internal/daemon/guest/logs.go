@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package guest
 
 import (
 	"bytes"
@@ -25,12 +25,12 @@ import (
 const logChunk = 64 << 10
 
 // Logs sends the consoles of a machine's kept runs, oldest first.
-func (d guestAPI) Logs(ctx context.Context, req *connect.Request[holdpointv1.GuestLogsRequest], stream *connect.ServerStream[holdpointv1.GuestLogsResponse]) error {
-	m, err := d.catalog.ResolveMachine(ctx, req.Msg.GetMachine())
+func (s *Service) Logs(ctx context.Context, req *connect.Request[holdpointv1.GuestLogsRequest], stream *connect.ServerStream[holdpointv1.GuestLogsResponse]) error {
+	m, err := s.cfg.Catalog.ResolveMachine(ctx, req.Msg.GetMachine())
 	if err != nil {
 		return wire.Encode(err)
 	}
-	c := &consoles{dir: filepath.Join(d.cfg.Home.Machine(m.ID), "runs"), read: map[string]int64{}, send: func(data []byte) error {
+	c := &consoles{dir: filepath.Join(s.cfg.Home.Machine(m.ID), "runs"), read: map[string]int64{}, send: func(data []byte) error {
 		return stream.Send(&holdpointv1.GuestLogsResponse{Data: data})
 	}}
 	if n := req.Msg.GetTail(); n > 0 {

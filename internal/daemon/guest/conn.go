@@ -1,13 +1,12 @@
 //go:build linux
 
-package daemon
+package guest
 
 import (
 	"context"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -15,47 +14,21 @@ import (
 	"connectrpc.com/connect"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
-	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
-	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
-// Handler serves the whole API.
-func (d *Daemon) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle(holdpointv1connect.NewDaemonServiceHandler(daemonAPI{d}))
-	mux.Handle(holdpointv1connect.NewImageServiceHandler(imageAPI{d}))
-	mux.Handle(holdpointv1connect.NewMachineServiceHandler(machineAPI{d}))
-	mux.Handle(holdpointv1connect.NewGuestServiceHandler(guestAPI{d}))
-	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(checkpointAPI{d}))
-	mux.Handle(holdpointv1connect.NewRouteServiceHandler(routeAPI{d}))
-	mux.Handle(holdpointv1connect.NewOperationServiceHandler(operationAPI{d}))
-	return mux
-}
-
-// Route gives the route of a published host name and its machine; NOT_FOUND if
-// it is not published.
-func (d *Daemon) Route(ctx context.Context, host string) (catalog.Route, catalog.Machine, error) {
-	route, err := d.catalog.GetRoute(ctx, host)
-	if err != nil {
-		return route, catalog.Machine{}, err
-	}
-	m, err := d.catalog.GetMachine(ctx, route.MachineID)
-	return route, m, err
-}
-
 // DialPort connects to a port in a machine, through its gate and its agent;
 // a machine that was restored since generation is CONFLICT. ctx bounds the
 // call, not the connection.
-func (d *Daemon) DialPort(ctx context.Context, machineID string, generation uint64, port int) (net.Conn, error) {
-	m, err := d.catalog.GetMachine(ctx, machineID)
+func (s *Service) DialPort(ctx context.Context, machineID string, generation uint64, port int) (net.Conn, error) {
+	m, err := s.cfg.Catalog.GetMachine(ctx, machineID)
 	if err != nil {
 		return nil, err
 	}
 	what := fmt.Sprintf("connect to port %d", port)
-	door, run, err := d.enterMachine(ctx, m, hold.Request{Generation: generation, Door: hold.Dial, What: what})
+	door, run, err := s.enterMachine(ctx, m, hold.Request{Generation: generation, Door: hold.Dial, What: what})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 //go:build linux
 
-package daemon
+// Package view shows records in the API's terms, together with what runs now.
+package view
 
 import (
 	"context"
@@ -18,29 +19,38 @@ import (
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
-func specView(s machine.Spec) *holdpointv1.Spec {
+// Viewer shows records.
+type Viewer struct {
+	Catalog *catalog.Catalog
+	Keeper  *keeper.Keeper
+	// Proxy is the address of the proxy now; empty until it listens.
+	Proxy func() string
+}
+
+// Spec is a spec.
+func Spec(s machine.Spec) *holdpointv1.Spec {
 	return &holdpointv1.Spec{
 		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes,
 		OnBoot: s.OnBoot, Tmpfs: s.Tmpfs, Network: s.Network,
 	}
 }
 
-// machineView is a machine as it is now.
-func (d *Daemon) machineView(ctx context.Context, m catalog.Machine) (*holdpointv1.Machine, error) {
-	img, err := d.catalog.GetImage(ctx, m.ImageBuildID)
+// Machine is a machine as it is now.
+func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.Machine, error) {
+	img, err := v.Catalog.GetImage(ctx, m.ImageBuildID)
 	if err != nil {
 		return nil, err
 	}
-	routes, err := d.catalog.ListRoutes(ctx, m.ID)
+	routes, err := v.Catalog.ListRoutes(ctx, m.ID)
 	if err != nil {
 		return nil, err
 	}
-	run := d.keeper.Run(m.ID)
+	run := v.Keeper.Run(m.ID)
 	view := &holdpointv1.Machine{
 		Id: m.ID, Name: m.Name, State: string(keeper.State(m, run)), Image: img.Name, ImageBuildId: m.ImageBuildID,
-		Spec: specView(m.Spec), Generation: m.Generation, CreatedAt: timestamppb.New(m.CreatedAt),
+		Spec: Spec(m.Spec), Generation: m.Generation, CreatedAt: timestamppb.New(m.CreatedAt),
 		Operation: m.HeldBy, Exit: m.Exit, Head: m.Head, ChainLength: uint32(m.ChainLength) + 1,
-		Routes: d.routeViews(routes),
+		Routes: v.Routes(routes),
 	}
 	if view.Image == "" {
 		view.Image = m.ImageBuildID
@@ -53,7 +63,8 @@ func (d *Daemon) machineView(ctx context.Context, m catalog.Machine) (*holdpoint
 	return view, nil
 }
 
-func imageView(i catalog.Image) *holdpointv1.Image {
+// Image is an image.
+func Image(i catalog.Image) *holdpointv1.Image {
 	return &holdpointv1.Image{
 		Name: i.Name, BuildId: i.BuildID, Architecture: i.Architecture, DiskBytes: i.DiskBytes,
 		StoredBytes: i.StoredBytes, CreatedAt: timestamppb.New(i.CreatedAt), KernelVersion: i.KernelVersion,
@@ -61,8 +72,8 @@ func imageView(i catalog.Image) *holdpointv1.Image {
 	}
 }
 
-// checkpointView is a checkpoint of machine m.
-func (d *Daemon) checkpointView(k checkpoint.Checkpoint, m catalog.Machine) (*holdpointv1.Checkpoint, error) {
+// Checkpoint is a checkpoint of machine m.
+func (v *Viewer) Checkpoint(k checkpoint.Checkpoint, m catalog.Machine) (*holdpointv1.Checkpoint, error) {
 	var spec machine.Spec
 	if err := json.Unmarshal(k.Spec, &spec); err != nil {
 		return nil, errdefs.New(errdefs.Storage, "read spec of checkpoint %s: %w", k.ID, err)
@@ -70,20 +81,20 @@ func (d *Daemon) checkpointView(k checkpoint.Checkpoint, m catalog.Machine) (*ho
 	view := &holdpointv1.Checkpoint{
 		Id: k.ID, Name: k.Name, Kind: string(k.Kind), Consistency: string(k.Consistency), Parent: k.Parent,
 		MachineId: k.MachineID, Machine: m.Name, Message: k.Message, CreatedAt: timestamppb.New(k.CreatedAt),
-		Spec: specView(spec), ImageBuildId: k.ImageBuildID, DiskBytes: k.DiskBytes, Layers: k.Layers,
+		Spec: Spec(spec), ImageBuildId: k.ImageBuildID, DiskBytes: k.DiskBytes, Layers: k.Layers,
 		Automatic: k.Automatic, Current: m.Head == k.ID,
 	}
 	for _, r := range k.Routes {
 		view.Routes = append(view.Routes, &holdpointv1.Route{
-			Host: r.Host, Url: d.url(r.Host), Machine: m.Name, MachineId: m.ID, Port: uint32(r.Port),
+			Host: r.Host, Url: v.url(r.Host), Machine: m.Name, MachineId: m.ID, Port: uint32(r.Port),
 		})
 	}
 	return view, nil
 }
 
 // url is how a published host is reached on this host.
-func (d *Daemon) url(host string) string {
-	address := d.proxyAddress()
+func (v *Viewer) url(host string) string {
+	address := v.Proxy()
 	if address == "" {
 		return ""
 	}
@@ -94,17 +105,19 @@ func (d *Daemon) url(host string) string {
 	return "http://" + host + ":" + port + "/"
 }
 
-func (d *Daemon) routeViews(routes []catalog.Route) []*holdpointv1.Route {
+// Routes are published routes with their URLs.
+func (v *Viewer) Routes(routes []catalog.Route) []*holdpointv1.Route {
 	var views []*holdpointv1.Route
 	for _, r := range routes {
 		views = append(views, &holdpointv1.Route{
-			Host: r.Host, Url: d.url(r.Host), Machine: r.Machine, MachineId: r.MachineID, Port: uint32(r.Port),
+			Host: r.Host, Url: v.url(r.Host), Machine: r.Machine, MachineId: r.MachineID, Port: uint32(r.Port),
 		})
 	}
 	return views
 }
 
-func changeViews(changes []restore.RouteChange) []*holdpointv1.RouteChange {
+// Changes are routes, compared for a restore.
+func Changes(changes []restore.RouteChange) []*holdpointv1.RouteChange {
 	var views []*holdpointv1.RouteChange
 	for _, c := range changes {
 		views = append(views, &holdpointv1.RouteChange{
@@ -112,4 +125,26 @@ func changeViews(changes []restore.RouteChange) []*holdpointv1.RouteChange {
 		})
 	}
 	return views
+}
+
+// MachineResult is the outcome of a verb that leaves a machine.
+func (v *Viewer) MachineResult(ctx context.Context, id string) (*holdpointv1.OperationResult, error) {
+	m, err := v.Catalog.GetMachine(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	shown, err := v.Machine(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return &holdpointv1.OperationResult{Machine: shown}, nil
+}
+
+// CheckpointNow is a checkpoint with its machine as it is now.
+func (v *Viewer) CheckpointNow(ctx context.Context, k checkpoint.Checkpoint) (*holdpointv1.Checkpoint, error) {
+	m, err := v.Catalog.GetMachine(ctx, k.MachineID)
+	if err != nil {
+		return nil, err
+	}
+	return v.Checkpoint(k, m)
 }

@@ -1,0 +1,77 @@
+//go:build linux
+
+// Package guest serves what goes on inside machines: commands, copies,
+// connections and consoles. Each effect passes the machine's gate; what the
+// effect is, is between the client and the guest agent.
+package guest
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
+	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/home"
+)
+
+// Config is what a Service works with.
+type Config struct {
+	Catalog *catalog.Catalog
+	Gates   *hold.Gates
+	Keeper  *keeper.Keeper
+	Home    *home.Home
+}
+
+// Service serves GuestService, and connections for the proxy.
+type Service struct{ cfg Config }
+
+// New returns a Service.
+func New(cfg Config) *Service { return &Service{cfg: cfg} }
+
+// enter resolves a machine, passes its gate and gives its run. The caller
+// calls Done on the admission.
+func (s *Service) enter(ctx context.Context, ref string, r hold.Request) (*hold.Admission, *fleet.Run, error) {
+	m, err := s.cfg.Catalog.ResolveMachine(ctx, ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	return s.enterMachine(ctx, m, r)
+}
+
+func (s *Service) enterMachine(ctx context.Context, m catalog.Machine, r hold.Request) (*hold.Admission, *fleet.Run, error) {
+	r.Machine, r.What = m.ID, fmt.Sprintf("%s in machine %s", r.What, m.Name)
+	door, err := s.cfg.Gates.Admit(ctx, r)
+	if err != nil {
+		return nil, nil, err
+	}
+	run, err := s.running(ctx, m.ID, string(r.Door))
+	if err == nil {
+		err = s.cfg.Catalog.UseMachine(ctx, m.ID)
+	}
+	if err != nil {
+		door.Done()
+		return nil, nil, err
+	}
+	return door, run, nil
+}
+
+// running gives the run of a machine as it is now: it may have changed since
+// it was resolved.
+func (s *Service) running(ctx context.Context, machineID, verb string) (*fleet.Run, error) {
+	m, err := s.cfg.Catalog.GetMachine(ctx, machineID)
+	if err != nil {
+		return nil, err
+	}
+	return s.cfg.Keeper.Running(m, verb)
+}
+
+// look gives a machine's run for a question that has no effect.
+func (s *Service) look(ctx context.Context, ref, verb string) (*fleet.Run, error) {
+	m, err := s.cfg.Catalog.ResolveMachine(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return s.cfg.Keeper.Running(m, verb)
+}
