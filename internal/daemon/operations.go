@@ -120,13 +120,13 @@ func (d daemonAPI) Doctor(ctx context.Context, _ *connect.Request[holdpointv1.Do
 }
 
 // spaceCheck says how much room the home has.
-func (s *Settler) spaceCheck() Check {
+func (d *Daemon) spaceCheck() Check {
 	check := Check{Name: "free space", State: "ok"}
-	free, err := durable.FreeBytes(s.cfg.Home.Dir())
+	free, err := durable.FreeBytes(d.cfg.Home.Dir())
 	if err != nil {
-		return Check{Name: check.Name, State: "failed", Detail: err.Error(), Fix: "look at the file system of " + s.cfg.Home.Dir()}
+		return Check{Name: check.Name, State: "failed", Detail: err.Error(), Fix: "look at the file system of " + d.cfg.Home.Dir()}
 	}
-	check.Detail = fmt.Sprintf("%d MiB in %s", free>>20, s.cfg.Home.Dir())
+	check.Detail = fmt.Sprintf("%d MiB in %s", free>>20, d.cfg.Home.Dir())
 	if free < 4<<30 {
 		check.State, check.Fix = "degraded", "free some space, or move the home with HOLDPOINT_HOME"
 	}

@@ -74,11 +74,11 @@ func (d machineAPI) PlanRestore(ctx context.Context, req *connect.Request[holdpo
 }
 
 func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Checkpoint, putBack bool) (*holdpointv1.RestorePlan, error) {
-	view, err := d.view.Checkpoint(k, m)
+	target, err := d.view.Checkpoint(k, m)
 	if err != nil {
 		return nil, err
 	}
-	plan := &holdpointv1.RestorePlan{Machine: m.Name, Checkpoint: view}
+	plan := &holdpointv1.RestorePlan{Machine: m.Name, Checkpoint: target}
 	routes, err := d.catalog.ListRoutes(ctx, "")
 	if err != nil {
 		return nil, err
