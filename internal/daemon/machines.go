@@ -93,7 +93,7 @@ func (d machineAPI) run(ctx context.Context, w *operation.Work, name, imageRef s
 		m.Name = "m-" + m.ID[:6]
 	}
 	w.Machine(m.ID, m.Name)
-	if err := w.Enter(ctx, phaseCreate, "creating the machine", settle.RunDetail{m.ID}); err != nil {
+	if err := w.Enter(ctx, phaseCreate, "creating the machine", settle.RunDetail{MachineID: m.ID}); err != nil {
 		return nil, err
 	}
 	claims := []catalog.Claim{
@@ -129,7 +129,7 @@ func (d machineAPI) create(ctx context.Context, w *operation.Work, m catalog.Mac
 		}
 	})
 	d.gates.SetGeneration(m.ID, m.Generation)
-	if err := w.Enter(ctx, phaseBoot, "booting the guest", settle.RunDetail{m.ID}); err != nil {
+	if err := w.Enter(ctx, phaseBoot, "booting the guest", settle.RunDetail{MachineID: m.ID}); err != nil {
 		return err
 	}
 	note, err := d.keeper.Boot(ctx, m.ID)
@@ -197,7 +197,7 @@ func (d machineAPI) on(ctx context.Context, requestID, verb string, options onMa
 func (d machineAPI) Start(ctx context.Context, req *connect.Request[holdpointv1.StartMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	return d.on(ctx, r.GetRequestId(), "start", r, []machine.State{machine.Stopped}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		if err := w.Enter(ctx, phaseBoot, "booting the guest", settle.RunDetail{m.ID}); err != nil {
+		if err := w.Enter(ctx, phaseBoot, "booting the guest", settle.RunDetail{MachineID: m.ID}); err != nil {
 			return err
 		}
 		note, err := d.keeper.Boot(ctx, m.ID)
@@ -216,7 +216,7 @@ func (d machineAPI) Stop(ctx context.Context, req *connect.Request[holdpointv1.S
 		allowed = append(allowed, machine.Paused, machine.Unknown)
 	}
 	return d.on(ctx, r.GetRequestId(), "stop", r, allowed, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		if err := w.Enter(ctx, "stop", "stopping the guest", settle.RunDetail{m.ID}); err != nil {
+		if err := w.Enter(ctx, "stop", "stopping the guest", settle.RunDetail{MachineID: m.ID}); err != nil {
 			return err
 		}
 		run := d.keeper.Run(m.ID)
@@ -267,7 +267,7 @@ func (d machineAPI) Remove(ctx context.Context, req *connect.Request[holdpointv1
 		if state != machine.Stopped && !r.GetForce() {
 			return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
 		}
-		if err := w.Enter(ctx, "remove", "removing the machine", settle.RunDetail{m.ID}); err != nil {
+		if err := w.Enter(ctx, "remove", "removing the machine", settle.RunDetail{MachineID: m.ID}); err != nil {
 			return nil, err
 		}
 		return nil, d.keeper.Drop(ctx, w.ID(), m)
