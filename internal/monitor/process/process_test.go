@@ -884,3 +884,45 @@ func TestNewerMonitorIsRefused(t *testing.T) {
 	}
 	b.fault("config.json", data)
 }
+
+// TestSmallAndIdle holds what a monitor costs while nothing happens, there
+// being one per machine: 0 % CPU, and memory of its own (not the binary's
+// pages, which all monitors and the daemon share) of at most 20 MiB.
+func TestSmallAndIdle(t *testing.T) {
+	b := newBench(t)
+	c := b.up()
+	st, err := c.Status(ctx(t))
+	must(t, err)
+	watch := make(chan error, 1)
+	go func() { watch <- c.Watch(ctx(t), func(*monitorv1.StatusResponse) error { return nil }) }()
+	proc := fmt.Sprintf("/proc/%d/", st.GetMonitorPid())
+	ticks := func() (sum int) {
+		stat, err := os.ReadFile(proc + "stat")
+		must(t, err)
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		var user, system int
+		_, err = fmt.Sscan(fields[11]+" "+fields[12], &user, &system)
+		must(t, err)
+		return user + system
+	}
+	time.Sleep(300 * time.Millisecond)
+	before := ticks()
+	time.Sleep(2 * time.Second)
+	if used := ticks() - before; used > 2 { // of 200; a tick may be somebody else's
+		t.Errorf("%d ticks of CPU in 2 s", used)
+	}
+	status, err := os.ReadFile(proc + "status")
+	must(t, err)
+	for line := range strings.Lines(string(status)) {
+		var kb int
+		if strings.HasPrefix(line, "VmRSS") || strings.HasPrefix(line, "RssAnon") || strings.HasPrefix(line, "VmHWM") {
+			t.Log(strings.TrimSpace(line))
+		}
+		if _, err := fmt.Sscanf(line, "RssAnon: %d kB", &kb); err == nil && kb > 20<<10 {
+			t.Errorf("%d KiB of memory", kb)
+		}
+	}
+	_, err = c.Kill(ctx(t))
+	must(t, err)
+	must(t, <-watch)
+}
