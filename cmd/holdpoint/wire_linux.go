@@ -33,12 +33,9 @@ func wire(cfg *cli.Config) {
 		if err != nil {
 			return err
 		}
-		hypervisor := qemuhost.Hypervisor(hostConfig(h))
-		// The launch tells what is wrong with QEMU; here it is only asked
-		// for its version.
-		caps, _ := hypervisor.Probe(ctx)
+		hypervisor, qemuVersion := qemuhost.Hypervisor(ctx, hostConfig(h))
 		return serve.Monitor(ctx, serve.MonitorConfig{
-			Hypervisor: hypervisor, HypervisorVersion: caps.Version, Build: launch.Build(version), Dir: args[1],
+			Hypervisor: hypervisor, HypervisorVersion: qemuVersion, Build: launch.Build(version), Dir: args[1],
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 
 	"github.com/holdpoint/holdpoint/internal/daemon"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
@@ -16,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/qemu"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
 // Config is what a Host needs.
@@ -31,22 +33,24 @@ type Config struct {
 type Host struct {
 	*disk.Disk
 	cfg  Config
-	qemu *qemu.QEMU
+	qemu *host.Host
 }
 
 // New returns a Host.
 func New(cfg Config) *Host {
-	return &Host{
-		Disk: disk.New(disk.Config{FS: cfg.Files}), cfg: cfg,
-		qemu: Hypervisor(cfg),
-	}
+	return &Host{Disk: disk.New(disk.Config{FS: cfg.Files}), cfg: cfg, qemu: newHost(cfg)}
 }
 
-// Hypervisor is the QEMU of this host.
-func Hypervisor(cfg Config) *qemu.QEMU {
-	return qemu.New(qemu.Config{
-		CacheDir: cfg.Home.Cache(), Accelerator: cfg.Accelerator, FS: cfg.Files, Logger: cfg.Log,
-	})
+func newHost(cfg Config) *host.Host {
+	return host.New(host.Config{CacheDir: cfg.Home.Cache(), Accelerator: cfg.Accelerator, FS: cfg.Files, Logger: cfg.Log})
+}
+
+// Hypervisor is the QEMU of this host, and its version; empty when it is missing.
+func Hypervisor(ctx context.Context, cfg Config) (q *qemu.QEMU, version string) {
+	h := newHost(cfg)
+	// A launch tells what is wrong with QEMU; here it is only asked for its version.
+	caps, _ := h.Probe(ctx)
+	return qemu.New(qemu.Config{Host: h, Logger: cfg.Log}), caps.Version
 }
 
 // PrepareBoot checks the image, makes its initramfs with this build's agent,
@@ -88,5 +92,17 @@ func (h *Host) Checks(ctx context.Context) []daemon.Check {
 		}
 		checks = append(checks, check)
 	}
+	for _, c := range h.qemu.Checks(ctx, h.kernel()) {
+		checks = append(checks, daemon.Check{Name: c.Name, State: string(c.State), Detail: c.Detail, Fix: c.Fix})
+	}
 	return checks
+}
+
+// kernel is that of some image, for the probe of KVM; empty when there is none.
+func (h *Host) kernel() string {
+	found, err := filepath.Glob(filepath.Join(h.cfg.Home.Images(), "*", "kernel"))
+	if err != nil || len(found) == 0 {
+		return ""
+	}
+	return found[0]
 }
