@@ -1,0 +1,194 @@
+//go:build linux
+
+// Package agent is the process in the guest: it runs commands, carries files
+// and connections, tells facts, and shuts the guest down, all at the host's
+// word over the agent link. It serves and never asks; what it is asked has
+// been admitted by the host. How a guest boots is the affair of
+// cmd/holdpoint-agent; for tests the service also runs in an ordinary process
+// with a folder as its world.
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
+	"github.com/holdpoint/holdpoint/internal/agent/command"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// maxMessage bounds one message from the host, in bytes.
+const maxMessage = 4 << 20
+
+// Config says what the agent serves.
+type Config struct {
+	// Build is what Ping tells.
+	Build string
+	// World is the machine's root; empty is "/". With another folder
+	// absolute paths are looked up below it, relative ones and commands
+	// without a folder start in it.
+	World string
+	// Init says that this process is process 1 of a guest: it reaps orphans,
+	// sets host name, clock and mounts, and owns all processes and file
+	// systems. Without it only what is below World and the agent's own
+	// commands are touched.
+	Init bool
+	// Path is the default PATH of commands; empty for the usual one.
+	Path string
+	// PowerOff is called once, after Shutdown has been answered.
+	PowerOff func()
+	// Console gets what the on-boot command prints; nil discards it.
+	Console io.Writer
+	// Log gets what the agent has to say; nil discards it.
+	Log *slog.Logger
+}
+
+// Agent is the service. Its life: New; Configure is called over the link and
+// commands are accepted from then on; Shutdown is called over the link and
+// PowerOff called; Close.
+type Agent struct {
+	agentv1connect.UnimplementedAgentServiceHandler
+
+	cfg      Config
+	bootID   string
+	family   *command.Family
+	commands *command.Set
+	streams  sync.WaitGroup // readers of requests that outlive their handlers
+
+	off sync.Once
+
+	mu         sync.Mutex
+	configured *agentv1.ConfigureRequest
+	stopping   bool
+	answered   bool // Shutdown has been answered, or is about to be
+	onBoot     sync.WaitGroup
+}
+
+// New returns an agent that is not configured yet.
+func New(cfg Config) (*Agent, error) {
+	if cfg.World == "" {
+		cfg.World = "/"
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Console == nil {
+		cfg.Console = io.Discard
+	}
+	bootID := rand.Text()
+	if cfg.Init {
+		b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		if err != nil {
+			return nil, fmt.Errorf("read boot id: %w", err)
+		}
+		bootID = strings.TrimSpace(string(b))
+	}
+	family := command.NewFamily(cfg.Init)
+	return &Agent{
+		cfg: cfg, bootID: bootID, family: family,
+		commands: command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path}),
+	}, nil
+}
+
+// Close hangs up all commands and waits for them.
+func (a *Agent) Close() {
+	for _, c := range a.commands.List() {
+		c.HangUp()
+	}
+	a.commands.Wait()
+	a.streams.Wait()
+	a.onBoot.Wait()
+	a.family.Close()
+}
+
+// Serve serves in each conversation that l yields, until ctx ends or l fails,
+// and closes l.
+func (a *Agent) Serve(ctx context.Context, l net.Listener, opts ...connect.HandlerOption) error {
+	mux := http.NewServeMux()
+	mux.Handle(a.Handler(opts...))
+	return link.Serve(ctx, l, link.ServeConfig{Handler: mux, Idle: a.idle, Log: a.cfg.Log})
+}
+
+// Handler is the service and the path it is served at.
+func (a *Agent) Handler(opts ...connect.HandlerOption) (string, http.Handler) {
+	return agentv1connect.NewAgentServiceHandler(a, append([]connect.HandlerOption{
+		// The link is local: compressing costs more than it saves.
+		connect.WithCompression("gzip", nil, nil),
+		connect.WithReadMaxBytes(maxMessage),
+	}, opts...)...)
+}
+
+// Ping answers at once.
+func (a *Agent) Ping(context.Context, *connect.Request[agentv1.PingRequest]) (*connect.Response[agentv1.PingResponse], error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return nil, wire.Encode(os.NewSyscallError("clock_gettime", err))
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return connect.NewResponse(&agentv1.PingResponse{
+		BootId: a.bootID, UnixNano: time.Now().UnixNano(), Build: a.cfg.Build,
+		Configured: a.configured != nil, UptimeNano: now.Nano(),
+	}), nil
+}
+
+// ready refuses work before the guest knows who it is and when it goes down.
+func (a *Agent) ready() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.stopping:
+		return errdefs.New(errdefs.WrongState, "the machine is shutting down")
+	case a.configured == nil:
+		return errdefs.New(errdefs.WrongState, "the machine is still booting; try again")
+	}
+	return nil
+}
+
+// path is where the user's path is. A slash or "/." at its end is kept, they
+// have a meaning for cp.
+func (a *Agent) path(name string) (string, error) {
+	if name == "" || strings.ContainsRune(name, 0) {
+		return "", errdefs.New(errdefs.Invalid, "path %q: use a path in the machine", name)
+	}
+	if !path.IsAbs(name) && a.cfg.World == "/" {
+		name = path.Join("/root") + "/" + name
+	}
+	if a.cfg.World == "/" {
+		return name, nil
+	}
+	suffix := ""
+	if strings.HasSuffix(name, "/.") || name == "." {
+		suffix = "/."
+	} else if strings.HasSuffix(name, "/") {
+		suffix = "/"
+	}
+	return filepath.Join(a.cfg.World, path.Clean("/"+name)) + suffix, nil
+}
+
+// idle powers off when the answer to Shutdown has been written.
+func (a *Agent) idle() {
+	a.mu.Lock()
+	answered := a.answered
+	a.mu.Unlock()
+	if answered && a.cfg.PowerOff != nil {
+		a.off.Do(a.cfg.PowerOff)
+	}
+}
