@@ -131,14 +131,20 @@ type build struct {
 // run makes the folder step by step: the tree (from the cache, or by the
 // recipe), the three files, the manifest, the rename that makes it an image.
 func (b *build) run(ctx context.Context) (Image, error) {
-	var stack undo.Stack
-	defer stack.Run()
-	if err := b.prepare(&stack); err != nil {
+	if err := b.checkSpace(); err != nil {
 		return Image{}, err
 	}
+	log, err := recipe.NewLog(b.cfg.LogDir, func(step string) { b.report(step, 0, 0) })
+	if err != nil {
+		return Image{}, err
+	}
+	b.log = log
+	defer log.Close()
 	if err := b.bootstrap(ctx); err != nil {
 		return Image{}, err
 	}
+	var stack undo.Stack
+	defer stack.Run()
 	b.stage = filepath.Join(b.cfg.ImagesDir, buildingPrefix+durable.NewID())
 	if err := b.cfg.FS.Mkdir(b.stage); err != nil {
 		return Image{}, err
@@ -152,21 +158,8 @@ func (b *build) run(ctx context.Context) (Image, error) {
 	if err := b.cfg.FS.Rename(b.stage, dir); err != nil {
 		return Image{}, err
 	}
+	stack.Release()
 	return Image{Dir: dir, Manifest: b.manifest}, nil
-}
-
-// prepare makes the work folder and the log, which run closes and removes.
-func (b *build) prepare(stack *undo.Stack) error {
-	if err := b.checkSpace(); err != nil {
-		return err
-	}
-	var err error
-	b.log, err = recipe.NewLog(b.cfg.LogDir, func(step string) { b.report(step, 0, 0) })
-	if err != nil {
-		return err
-	}
-	stack.Add(func() { b.log.Close() })
-	return nil
 }
 
 func (b *build) report(phase string, done, total int64) {

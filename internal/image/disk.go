@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,14 +20,15 @@ import (
 )
 
 // diskScript unpacks a tree from its input into the folder $1 and makes of it
-// the ext4 file system $2 of $3 KiB. Under fakeroot owners, modes, devices and
-// capabilities are what they are for root, whoever builds.
+// the ext4 file system $2 of the size $3. Under fakeroot owners, modes and
+// devices are what they are for root, whoever builds. Capabilities are not:
+// mkfs.ext4 cannot read them under fakeroot, so setCapabilities adds them.
 //
 // The inode tables are written here (lazy_itable_init=0) and made holes by
 // digHoles: otherwise every guest would write those 128 MiB of zeros into its
 // own disk soon after its first boot.
 const diskScript = `set -eu
-tar -C "$1" --numeric-owner --xattrs --xattrs-include='*' --exclude=./.holdpoint -xpf -
+tar -C "$1" --numeric-owner --no-xattrs --exclude=./.holdpoint -xpf -
 exec mkfs.ext4 -q -F -L holdpoint -m 0 -E root_owner=0:0,lazy_itable_init=0,lazy_journal_init=0 -d "$1" "$2" "$3"
 `
 
@@ -38,7 +41,7 @@ func (b *build) unpack(ctx context.Context) (found, error) {
 	}
 	defer kept.Close()
 	tree, root := filepath.Join(b.stage, "tree"), filepath.Join(b.stage, rootFile)
-	for _, path := range []string{tree, root} {
+	for _, path := range []string{tree, root, filepath.Join(b.stage, "capabilities")} {
 		if err := b.cfg.FS.RemoveAll(path); err != nil {
 			return found{}, err
 		}
@@ -50,7 +53,48 @@ func (b *build) unpack(ctx context.Context) (found, error) {
 	if err != nil {
 		return found{}, err
 	}
+	if err := b.setCapabilities(ctx, root, made.capabilities); err != nil {
+		return found{}, err
+	}
 	return made, b.cfg.FS.RemoveAll(tree)
+}
+
+// setCapabilities gives files in a root disk their capabilities.
+func (b *build) setCapabilities(ctx context.Context, root string, capabilities map[string]string) error {
+	if len(capabilities) == 0 {
+		return nil
+	}
+	dir := filepath.Join(b.stage, "capabilities")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return errdefs.New(errdefs.Storage, "set capabilities: %w", err)
+	}
+	var requests strings.Builder
+	for i, path := range slices.Sorted(maps.Keys(capabilities)) {
+		if strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == '"' }) {
+			return errdefs.New(errdefs.Unsupported, "set capabilities: the name %q is none that debugfs understands", path)
+		}
+		value := filepath.Join(dir, strconv.Itoa(i))
+		if err := os.WriteFile(value, []byte(capabilities[path]), 0o600); err != nil {
+			return errdefs.New(errdefs.Storage, "set capabilities: %w", err)
+		}
+		fmt.Fprintf(&requests, "ea_set -f \"%s\" \"%s\" security.capability\n", value, path)
+	}
+	var complaints strings.Builder
+	err := recipe.Command{
+		Args:  []string{"debugfs", "-w", "-f", "-", root},
+		Stdin: strings.NewReader(requests.String()), Stdout: b.log, Stderr: &complaints,
+	}.Run(ctx)
+	if err != nil {
+		return fmt.Errorf("set capabilities: %w", err)
+	}
+	// debugfs succeeds whatever its requests did; but for its version it says
+	// nothing unless one failed.
+	for line := range strings.Lines(complaints.String()) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "debugfs ") {
+			return fmt.Errorf("set capabilities: %s", line)
+		}
+	}
+	return b.cfg.FS.RemoveAll(dir)
 }
 
 // makeDisk feeds the tree to diskScript and scanTree at the same time.

@@ -29,12 +29,22 @@ type found struct {
 	kernel  []byte
 	// modules are those of bootModules that are not built in, by moduleKey.
 	modules map[string][]byte
+	// capabilities are what files have of them, as security.capability, by
+	// absolute path (capabilities(7)).
+	capabilities map[string]string
 }
+
+// maxCapabilities is how many files with capabilities a tree may have, and how
+// long one value may be: it has 20 or 24 bytes.
+const (
+	maxCapabilities = 1000
+	maxCapability   = 64
+)
 
 // scanTree reads a tree to its end and takes the kernel and its boot modules
 // out of it.
 func scanTree(tree io.Reader) (found, error) {
-	f := found{modules: map[string][]byte{}}
+	f := found{modules: map[string][]byte{}, capabilities: map[string]string{}}
 	var builtin []byte
 	wanted := map[string]bool{}
 	for _, name := range bootModules() {
@@ -53,6 +63,12 @@ func scanTree(tree io.Reader) (found, error) {
 			continue
 		}
 		name := path.Clean(header.Name)
+		if value := header.PAXRecords["SCHILY.xattr.security.capability"]; value != "" {
+			if len(f.capabilities) >= maxCapabilities || len(value) > maxCapability {
+				return found{}, errdefs.New(errdefs.Invalid, "read the tree: %s has too many or too long capabilities", header.Name)
+			}
+			f.capabilities["/"+name] = value
+		}
 		base := path.Base(name)
 		module, isModule := strings.CutSuffix(base, ".ko")
 		switch {

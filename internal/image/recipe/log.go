@@ -77,8 +77,12 @@ func (l *Log) line(line string) {
 	if strings.Contains(line, "No space left on device") {
 		l.full = true
 	}
-	if text, ok := strings.CutPrefix(line, "I: "); ok && !strings.Contains(text, "hook") {
-		l.step(strings.TrimSuffix(text, "..."))
+	if text, ok := strings.CutPrefix(line, "I: "); ok {
+		for _, verb := range []string{"running apt-get", "downloading ", "extracting ", "installing ", "cleaning ", "creating "} {
+			if strings.HasPrefix(text, verb) {
+				l.step(strings.TrimSuffix(text, "..."))
+			}
+		}
 	}
 	for _, prefix := range []string{"E: ", "mkfs.ext4: ", "tar: "} {
 		if text, ok := strings.CutPrefix(line, prefix); ok && len(l.errors) < maxErrors {

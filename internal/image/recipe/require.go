@@ -39,7 +39,7 @@ func Requirements(ctx context.Context) []Requirement {
 		architecture(runtime.GOARCH),
 		tools("mmdebstrap", "mmdebstrap", "mmdebstrap"),
 		tools("fakeroot", "fakeroot", "fakeroot"),
-		tools("mkfs.ext4", "e2fsprogs", "mkfs.ext4"),
+		tools("mkfs.ext4", "e2fsprogs", "mkfs.ext4", "debugfs"),
 		tools("apt and tar", "apt tar", "apt-get", "apt-config", "tar"),
 		keyring(os.DirFS("/")),
 	}

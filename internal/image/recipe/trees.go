@@ -58,6 +58,9 @@ type Tree struct {
 
 // Read implements io.Reader. A tree that is damaged gives ErrDamaged.
 func (t *Tree) Read(p []byte) (int, error) {
+	if t.Bytes == 0 {
+		return 0, ErrDamaged // to zstd, nothing is an empty archive
+	}
 	n, err := t.zstd.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%w: %w", ErrDamaged, err)
