@@ -30,7 +30,7 @@ func cmdUnfault(ts *testscript.TestScript, neg bool, args []string) {
 // note that the Go linker writes (cmd/internal/buildid); nothing else reads it.
 func cmdOtherBuild(ts *testscript.TestScript, neg bool, args []string) {
 	session.Usage(ts, neg, args, 0, "otherbuild")
-	data, err := os.ReadFile(binary())
+	data, err := os.ReadFile(thisProgram())
 	ts.Check(err)
 	note := []byte("\x04\x00\x00\x00Go\x00\x00")
 	i := bytes.Index(data[:32<<10], note)

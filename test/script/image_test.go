@@ -41,7 +41,7 @@ func putImage(s *session.Session, name, arch string) error {
 	if err := h.Create(); err != nil {
 		return err
 	}
-	m, err := writeImage(h, name, arch)
+	m, err := writeImage(h.Images(), name, arch)
 	if err != nil {
 		return err
 	}
@@ -51,12 +51,13 @@ func putImage(s *session.Session, name, arch string) error {
 	})
 }
 
-func writeImage(h *home.Home, name, arch string) (image.Manifest, error) {
+// writeImage puts an image into the folder of images.
+func writeImage(images, name, arch string) (image.Manifest, error) {
 	m := image.Manifest{
 		Version: 1, Architecture: arch, Recipe: "debian", Packages: []string{"nginx"},
 		KernelVersion: "6.1.0-fake", CreatedAt: time.Now().UTC(), DiskBytes: imageBytes,
 	}
-	tmp, err := os.MkdirTemp(h.Dir(), "image")
+	tmp, err := os.MkdirTemp(filepath.Dir(images), "image")
 	if err != nil {
 		return m, err
 	}
@@ -106,7 +107,7 @@ func writeImage(h *home.Home, name, arch string) (image.Manifest, error) {
 	if err := os.WriteFile(filepath.Join(made, "manifest.json"), data, 0o400); err != nil {
 		return m, err
 	}
-	return m, os.Rename(made, filepath.Join(h.Images(), m.BuildID))
+	return m, os.Rename(made, filepath.Join(images, m.BuildID))
 }
 
 // diskDigest makes the file imageBytes long and digests it; all it holds is in

@@ -9,7 +9,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/holdpoint/holdpoint/internal/cli"
+	"github.com/holdpoint/holdpoint/internal/cli/launch"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
+	"github.com/holdpoint/holdpoint/internal/serve"
 )
 
 // faultsVariable tells the processes where a session's faults are.
@@ -25,21 +27,32 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"holdpoint": func() { os.Exit(holdpoint()) }})
 }
 
+// version is that of the binary.
+const version = "test"
+
 // holdpoint is cmd/holdpoint with the fake hypervisor.
 func holdpoint() int {
+	faults := os.Getenv(faultsVariable)
 	return cli.Main(cli.Config{
-		Version: "test",
+		Version: version,
 		RunDaemon: func(ctx context.Context, run cli.DaemonRun) error {
-			return nil
+			return serve.Daemon(ctx, serve.DaemonConfig{
+				Home: run.Home, Host: fakeHost{faults: faults},
+				MonitorCommand: []string{run.Executable, "monitor", run.Home.Dir()},
+				Build:          run.Build, Ready: run.Ready, Log: run.Log,
+			})
 		},
 		RunMonitor: func(ctx context.Context, args []string) error {
-			return nil
+			return serve.Monitor(ctx, serve.MonitorConfig{
+				Hypervisor: machinetest.NewFake(machinetest.FakeConfig{Faults: faults}), HypervisorVersion: "fake",
+				Build: launch.Build(version), Dir: args[1],
+			})
 		},
 	})
 }
 
-// binary is this program's path.
-func binary() string {
+// thisProgram is this program's path.
+func thisProgram() string {
 	path, err := os.Executable()
 	if err != nil {
 		panic(err)

@@ -163,15 +163,24 @@ func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
 	Usage(ts, neg, args, 2, "await PATTERN CMD…")
 	pattern, err := regexp.Compile(args[0])
 	ts.Check(err)
+	var out bytes.Buffer
 	ts.Check(Await(func() error {
 		cmd := exec.Command(args[1], args[2:]...)
 		cmd.Env = append(os.Environ(), Of(ts).Env...)
 		cmd.Dir = ts.MkAbs(".")
-		var out bytes.Buffer
+		out.Reset()
 		cmd.Stdout, cmd.Stderr = &out, &out
 		if err := cmd.Run(); err != nil || !pattern.Match(out.Bytes()) {
 			return fmt.Errorf("%v never gave %q; last: %v\n%s", args[1:], args[0], err, out.Bytes())
 		}
 		return nil
 	}))
+	setStdout(ts, out.Bytes())
+}
+
+// setStdout makes text the last stdout.
+func setStdout(ts *testscript.TestScript, text []byte) {
+	path := ts.MkAbs(".stdout")
+	ts.Check(os.WriteFile(path, text, 0o600))
+	ts.Check(ts.Exec("cat", path))
 }

@@ -23,6 +23,9 @@ import (
 // healthy run needs a small part of it.
 const patience = 20 * time.Second
 
+// keepVariable keeps sessions' folders, to look at what failed.
+const keepVariable = "HOLDPOINT_TEST_KEEP"
+
 type key struct{}
 
 // Session is a holdpoint home with all that runs in it. Its life: New; Setup
@@ -120,6 +123,10 @@ func (s *Session) Processes() ([]Process, error) {
 func (s *Session) End() error {
 	if err := s.killAll(); err != nil {
 		return err
+	}
+	if os.Getenv(keepVariable) != "" {
+		fmt.Fprintln(os.Stderr, "kept", s.Dir)
+		return nil
 	}
 	return os.RemoveAll(s.Dir)
 }

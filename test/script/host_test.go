@@ -1,0 +1,69 @@
+package script_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/daemon"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
+)
+
+// fakeHost is the daemon.Host of fake machines.
+type fakeHost struct {
+	machinetest.FakeOverlays
+	// faults has "build-waits", which holds an image's build off as long as it
+	// is there, besides the faults of machines.
+	faults string
+}
+
+// PrepareBoot checks the image as the real one does.
+func (fakeHost) PrepareBoot(ctx context.Context, img image.Image) (keeper.Boot, error) {
+	if err := img.Check(ctx); err != nil {
+		return keeper.Boot{}, err
+	}
+	return keeper.Boot{Kernel: img.Kernel(), Initramfs: filepath.Join(img.Dir, "initramfs"), Accelerator: "tcg"}, nil
+}
+
+// BuildImage writes an image as cmdImage does.
+func (h fakeHost) BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error) {
+	if cfg.Recipe != "debian" {
+		return image.Image{}, errdefs.New(errdefs.Invalid, "image recipe %q: debian is the only one", cfg.Recipe)
+	}
+	progress(image.Progress{Phase: "installing packages", Done: 1, Total: 2})
+	if err := awaitGone(ctx, filepath.Join(h.faults, "build-waits")); err != nil {
+		return image.Image{}, err
+	}
+	m, err := writeImage(cfg.ImagesDir, "debian", image.Architecture)
+	if err != nil {
+		return image.Image{}, err
+	}
+	return image.Open(filepath.Join(cfg.ImagesDir, m.BuildID))
+}
+
+// Checks finds nothing wrong.
+func (fakeHost) Checks(context.Context) []daemon.Check {
+	return []daemon.Check{{Name: "fake", State: "ok", Detail: "no real machines run here"}}
+}
+
+// awaitGone waits until there is no file at path.
+func awaitGone(ctx context.Context, path string) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
