@@ -59,7 +59,7 @@ func As(kind Kind, err error) error {
 func (e *Error) Error() string { return e.err.Error() }
 
 // Unwrap gives what the message was made of.
-func (e *Error) Unwrap() error { return errors.Unwrap(e.err) }
+func (e *Error) Unwrap() error { return e.err }
 
 // KindOf returns the kind of the outermost Error in err's chain. A context's
 // deadline is DEADLINE, its cancellation INTERRUPTED, anything else INTERNAL;

@@ -135,8 +135,8 @@ func (f *Fleet) ended(run *Run) {
 	}
 }
 
-// Tidy removes what ended runs of a machine left, but for the consoles and
-// logs of the newest few. keep are the runs that still live.
+// Tidy removes what ended runs of a machine left, memory above all, but for
+// the logs and records of the newest few. keep are the runs that still live.
 func (f *Fleet) Tidy(machineID string, keep ...string) {
 	runs := filepath.Join(f.cfg.Home.Machine(machineID), "runs")
 	entries, err := os.ReadDir(runs)
@@ -158,6 +158,23 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 		f.remove(f.cfg.Home.RunSockets(info.Name()))
 		if i >= keptRuns {
 			f.remove(dir)
+			continue
+		}
+		if record, err := monitor.ReadRecord(dir); err == nil && record.Phase == monitor.Exited {
+			f.strip(dir)
+		}
+	}
+}
+
+// strip removes all but logs and records from the folder of an ended run.
+func (f *Fleet) strip(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		if ext := filepath.Ext(entry.Name()); ext != ".log" && ext != ".json" && ext != ".lock" {
+			f.remove(filepath.Join(dir, entry.Name()))
 		}
 	}
 }

@@ -45,7 +45,7 @@ func (s *Service) DialPort(ctx context.Context, machineID string, generation uin
 	}
 	if err != nil {
 		end()
-		return nil, outcome(alive, run, what, err)
+		return nil, wire.Decode(outcome(alive, run, what, err))
 	}
 	return conn, nil
 }
