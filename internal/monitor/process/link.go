@@ -123,12 +123,14 @@ func unreachable(rec monitor.Record, trouble string) error {
 	return nil
 }
 
-// parseMagic finds the machine's magic in the guest's kernel command line.
-func parseMagic(cmdline string) (link.Magic, error) {
+// parseMagic finds the machine's magic in the guest's kernel command line, as
+// the guest agent does: the last one counts.
+func parseMagic(cmdline string) (magic link.Magic, err error) {
+	err = errdefs.New(errdefs.Invalid, "kernel command line %q: holdpoint.magic=<32 hexadecimal digits> is missing", cmdline)
 	for word := range strings.FieldsSeq(cmdline) {
 		if digits, ok := strings.CutPrefix(word, "holdpoint.magic="); ok {
-			return link.ParseMagic(digits)
+			magic, err = link.ParseMagic(digits)
 		}
 	}
-	return link.Magic{}, errdefs.New(errdefs.Invalid, "kernel command line %q: holdpoint.magic=<32 hexadecimal digits> is missing", cmdline)
+	return magic, err
 }

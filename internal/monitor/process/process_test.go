@@ -39,6 +39,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "monitor" {
 		os.Exit(monitorMain(os.Args[2]))
 	}
+	if len(os.Args) > 2 && os.Args[1] == "real-monitor" {
+		os.Exit(realMonitorMain(os.Args[2]))
+	}
 	code := m.Run()
 	awaitChildren()
 	if err := goleak.Find(); err != nil && code == 0 {
