@@ -232,7 +232,7 @@ func launchError(cfg machine.RunConfig, err error) error {
 	case strings.Contains(line, "Cannot allocate memory"):
 		return errdefs.New(errdefs.NoSpace, "launch run %s: the host has not enough memory for a machine of %d MiB (%s); use less --memory or stop another machine",
 			cfg.RunID, cfg.MemoryBytes>>20, line)
-	case strings.Contains(line, " lock"): // Failed to get "write" lock; Is another process using the image
+	case strings.Contains(line, "Is another process using the image"):
 		return errdefs.New(errdefs.Conflict, "launch run %s: another process has its disk open: %s", cfg.RunID, line)
 	case strings.Contains(line, "KVM") || strings.Contains(line, "host doesn't support requested feature"):
 		return errdefs.New(errdefs.Unsupported, "launch run %s: KVM does not work here: %s", cfg.RunID, line)

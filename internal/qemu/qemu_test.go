@@ -156,3 +156,8 @@ func TestSwitchTakesWriteAccessAway(t *testing.T) {
 		t.Errorf("top is open with %v", got)
 	}
 }
+
+func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithTimeout(context.Background(), d)
+}

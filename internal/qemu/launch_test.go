@@ -1,0 +1,183 @@
+//go:build linux
+
+package qemu
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
+)
+
+func TestLaunchErrors(t *testing.T) {
+	b := newBench(t)
+	busy := b.config(t)
+	b.launch(t, busy)
+	missing := filepath.Join(b.dir, "gone")
+	for name, c := range map[string]struct {
+		change func(*machine.RunConfig)
+		kind   errdefs.Kind
+		says   string
+	}{
+		"no such layer":      {func(c *machine.RunConfig) { c.Disk = []machine.Layer{{ID: "x", Path: missing, Format: "qcow2"}} }, errdefs.NotFound, missing},
+		"no such kernel":     {func(c *machine.RunConfig) { c.Kernel = missing }, errdefs.NotFound, "kernel"},
+		"disk in use":        {func(c *machine.RunConfig) { c.Disk = busy.Disk }, errdefs.Conflict, "another process"},
+		"no disk":            {func(c *machine.RunConfig) { c.Disk = nil }, errdefs.Invalid, "no disk"},
+		"raw top":            {func(c *machine.RunConfig) { c.Disk = c.Disk[:1] }, errdefs.Invalid, "raw"},
+		"too much memory":    {func(c *machine.RunConfig) { c.MemoryBytes = 1 << 40 }, errdefs.NoSpace, "--memory"},
+		"odd memory":         {func(c *machine.RunConfig) { c.MemoryBytes = 1<<28 + 1 }, errdefs.Invalid, "1 MiB"},
+		"accelerator":        {func(c *machine.RunConfig) { c.Accelerator = "xen" }, errdefs.Invalid, "xen"},
+		"socket path":        {func(c *machine.RunConfig) { c.SocketDir += strings.Repeat("/x", 50) }, errdefs.Invalid, "HOLDPOINT_HOME"},
+		"relative folder":    {func(c *machine.RunConfig) { c.Dir = "x" }, errdefs.Invalid, "absolute"},
+		"missing run folder": {func(c *machine.RunConfig) { c.Dir = missing }, errdefs.Internal, missing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := b.config(t)
+			c.change(&cfg)
+			r, err := b.q.Launch(ctxOf(t), cfg)
+			if err == nil {
+				must(t, r.Kill(ctxOf(t)))
+			}
+			if !errdefs.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error is %v (%s), want %s with %q", err, errdefs.KindOf(err), c.kind, c.says)
+			}
+			if left, _ := os.ReadDir(cfg.Dir); len(left) != 0 {
+				t.Errorf("left %v", left)
+			}
+		})
+	}
+	q := New(Config{Host: host.New(host.Config{Binary: "no-such-qemu"})})
+	if _, err := q.Launch(ctxOf(t), b.config(t)); !errdefs.Is(err, errdefs.Unsupported) || !strings.Contains(err.Error(), "qemu-system-x86") {
+		t.Errorf("no QEMU: %v", err)
+	}
+}
+
+func TestClassify(t *testing.T) {
+	exited := func(code int) *unix.WaitStatus { s := unix.WaitStatus(code << 8); return &s }
+	signaled := func(sig int) *unix.WaitStatus { s := unix.WaitStatus(sig); return &s }
+	for name, c := range map[string]struct {
+		e    evidence
+		want machine.ExitReason
+	}{
+		"shutdown, our child":           {evidence{status: exited(0), ownAccord: true, reason: "guest-shutdown"}, machine.GuestShutdown},
+		"shutdown, adopted":             {evidence{ownAccord: true, reason: "guest-shutdown"}, machine.GuestShutdown},
+		"reset":                         {evidence{ownAccord: true, reason: "guest-reset"}, machine.GuestReset},
+		"panic":                         {evidence{status: exited(0), ownAccord: true, reason: "guest-panic"}, machine.GuestPanic},
+		"kill":                          {evidence{status: signaled(9), killed: true}, machine.Killed},
+		"kill, adopted":                 {evidence{killed: true}, machine.Killed},
+		"kill too late":                 {evidence{status: exited(0), ownAccord: true, killed: true, reason: "guest-shutdown"}, machine.GuestShutdown},
+		"kill amid shutdown":            {evidence{status: signaled(9), killed: true, reason: "guest-shutdown"}, machine.Killed},
+		"crash amid shutdown":           {evidence{status: signaled(11), reason: "guest-shutdown"}, machine.Crashed},
+		"crash amid shutdown, adopted":  {evidence{reason: "guest-shutdown"}, machine.Crashed},
+		"failed exit after shutdown":    {evidence{status: exited(1), ownAccord: true, reason: "guest-shutdown"}, machine.Crashed},
+		"SIGTERM":                       {evidence{status: exited(0), ownAccord: true, reason: "host-signal"}, machine.Killed},
+		"abort":                         {evidence{status: signaled(6)}, machine.Crashed},
+		"error exit":                    {evidence{status: exited(1), ownAccord: true}, machine.Crashed},
+		"nothing known":                 {evidence{}, machine.Crashed},
+		"a reason of a later QEMU":      {evidence{ownAccord: true, reason: "host-new"}, machine.Crashed},
+		"exit without an event, status": {evidence{status: exited(0), ownAccord: true}, machine.Crashed},
+	} {
+		if got := classify(c.e); got.Reason != c.want {
+			t.Errorf("%s: %+v, want %s", name, got, c.want)
+		}
+	}
+}
+
+func TestTerminatedBySignal(t *testing.T) {
+	b := newBench(t)
+	r := b.launch(t, b.config(t))
+	must(t, unix.Kill(r.Process().PID, unix.SIGTERM))
+	awaitExit(t, r, machine.Killed)
+	if !strings.Contains(r.Exit().Message, "terminating on signal 15") {
+		t.Errorf("exit %+v", r.Exit())
+	}
+}
+
+func TestLogsStaySmall(t *testing.T) {
+	b := newBench(t)
+	cfg := b.config(t)
+	console := filepath.Join(cfg.Dir, consoleFile)
+	must(t, os.WriteFile(console, []byte("of the run before\n"), 0o600))
+	b.launch(t, cfg)
+	text, err := os.ReadFile(console)
+	if err != nil || !bytes.HasPrefix(text, []byte("of the run before\n")) {
+		t.Errorf("console log %q, %v: it is appended to", text, err)
+	}
+	f, err := os.OpenFile(console, os.O_WRONLY|os.O_APPEND, 0)
+	must(t, err)
+	defer f.Close()
+	line := []byte(strings.Repeat("x", 1023) + "\n")
+	n, err := watchFiles(console)
+	must(t, err)
+	defer n.close()
+	for range logLimit/1024 + 10 {
+		_, err := f.Write(line)
+		must(t, err)
+	}
+	_, err = f.WriteString("the last line\n")
+	must(t, err)
+	for { // every truncation is a modification
+		text, err := os.ReadFile(console)
+		must(t, err)
+		if 0 < len(text) && len(text) <= logKeep {
+			if !bytes.HasSuffix(text, []byte("the last line\n")) || len(text) < logKeep/2 || !bytes.HasPrefix(text, line[:100]) {
+				t.Errorf("kept %d bytes, %q … %q", len(text), text[:20], text[len(text)-20:])
+			}
+			return
+		}
+		must(t, n.wait(ctxOf(t)))
+	}
+}
+
+func TestPunchKeepsTheEnd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	data := make([]byte, 1<<20)
+	for i := range data {
+		data[i] = byte(rand.IntN(255) + 1)
+	}
+	event := []byte("\n" + `{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}` + "\r\n")
+	must(t, os.WriteFile(path, append(data, event...), 0o600))
+	must(t, punch(path, 2<<20, 64<<10))
+	if got, _ := os.ReadFile(path); !bytes.Equal(got[:1<<20], data) {
+		t.Error("a short file was changed")
+	}
+	must(t, punch(path, 512<<10, 64<<10))
+	got, err := os.ReadFile(path)
+	if err != nil || len(got) != len(data)+len(event) || !bytes.HasSuffix(got, event) || got[0] != 0 {
+		t.Errorf("%d bytes, first %d, %v", len(got), got[0], err)
+	}
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	if st.Blocks*512 > 256<<10 {
+		t.Errorf("%d bytes are still allocated", st.Blocks*512)
+	}
+	if reason := shutdownReason(path); reason != "guest-reset" {
+		t.Errorf("reason %q", reason)
+	}
+	if reason := shutdownReason(fmt.Sprint(path, "x")); reason != "" {
+		t.Errorf("reason %q without a file", reason)
+	}
+}
+
+func TestSilentQEMUDoesNotHangALaunch(t *testing.T) {
+	b := newBench(t)
+	r := b.launch(t, b.config(t))
+	must(t, unix.Kill(r.Process().PID, unix.SIGSTOP))
+	start := time.Now()
+	ctx, cancel := contextFor(t, 200*time.Millisecond)
+	defer cancel()
+	if err := r.Pause(ctx); !errdefs.Is(err, errdefs.Deadline) || time.Since(start) > 10*time.Second {
+		t.Errorf("pause of a stopped process: %v after %v", err, time.Since(start))
+	}
+	must(t, r.Kill(ctxOf(t)))
+}
