@@ -44,6 +44,8 @@ type Error struct {
 	// Message is one line: what failed, which, and what to do.
 	Message string
 	cause   error
+	// broken says that the way to the daemon failed, not the daemon.
+	broken bool
 }
 
 // Error is the message.
@@ -65,7 +67,8 @@ func KindOf(err error) Kind {
 // Unreachable reports whether err says that no daemon answers: none listens,
 // or it went away during the call, which may then have had its effect.
 func Unreachable(err error) bool {
-	return err != nil && connect.CodeOf(err) == connect.CodeUnavailable
+	var e *Error
+	return errors.As(err, &e) && e.broken
 }
 
 // errorOf is the failure an ended operation had; nil for none.
@@ -76,11 +79,8 @@ func errorOf(info *holdpointv1.ErrorInfo) error {
 	return &Error{Kind: Kind(info.GetKind()), Message: info.GetMessage()}
 }
 
-// decode turns an error of Connect into an Error. End-of-file and nil stay.
+// decode turns an error of Connect into an Error; others, and nil, stay.
 func (d decoder) decode(err error) error {
-	if err == nil || errors.Is(err, io.EOF) && connect.CodeOf(err) == connect.CodeUnknown {
-		return err
-	}
 	var done *Error
 	if errors.As(err, &done) {
 		return err
@@ -89,28 +89,32 @@ func (d decoder) decode(err error) error {
 	if !errors.As(err, &remote) {
 		return err
 	}
+	if interrupted(err) {
+		return &Error{Kind: errdefs.KindOf(err), Message: "wait for the daemon: " + remote.Message(), cause: err}
+	}
+	if len(remote.Details()) == 0 && (!connect.IsWireError(err) || remote.Code() == connect.CodeUnavailable) {
+		return &Error{Kind: Internal, Message: d.message(remote), cause: err, broken: true}
+	}
 	decoded := wire.Decode(remote)
 	message := decoded.Error()
-	if len(remote.Details()) == 0 {
-		message = d.message(remote)
+	if len(remote.Details()) == 0 && remote.Code() == connect.CodeUnimplemented {
+		message = "the daemon does not know this call; it is of another build: run `holdpoint daemon stop` and try again"
 	}
-	return &Error{Kind: errdefs.KindOf(decoded), Message: message, cause: remote}
+	return &Error{Kind: errdefs.KindOf(decoded), Message: message, cause: err}
 }
 
-// message puts an error without the daemon's own words into ours.
+// interrupted reports whether the caller's own context ended the call.
+func interrupted(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// message says how the way to the daemon failed.
 func (d decoder) message(err *connect.Error) string {
 	var dial *net.OpError
-	switch {
-	case errors.As(err, &dial) && dial.Op == "dial":
+	if errors.As(err, &dial) && dial.Op == "dial" {
 		return "no daemon answers at " + d.socket + "; start it with `holdpoint daemon start`"
-	case err.Code() == connect.CodeUnavailable:
-		return "the connection to the daemon at " + d.socket + " broke: " + err.Message()
-	case err.Code() == connect.CodeUnimplemented:
-		return "the daemon does not know this call; it is of another build: run `holdpoint daemon stop` and try again"
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return "wait for the daemon: " + err.Message()
 	}
-	return err.Message()
+	return "the connection to the daemon at " + d.socket + " broke: " + err.Message()
 }
 
 // decoder is the interceptor that decodes the errors of every call.
@@ -138,10 +142,19 @@ type decodingConn struct {
 	decoder
 }
 
-func (c *decodingConn) Send(m any) error    { return c.decode(c.StreamingClientConn.Send(m)) }
-func (c *decodingConn) Receive(m any) error { return c.decode(c.StreamingClientConn.Receive(m)) }
-func (c *decodingConn) CloseRequest() error { return c.decode(c.StreamingClientConn.CloseRequest()) }
+// stream decodes an error of a stream, whose end Connect tells by io.EOF with
+// the code Unknown.
+func (d decoder) stream(err error) error {
+	if errors.Is(err, io.EOF) && connect.CodeOf(err) == connect.CodeUnknown {
+		return err
+	}
+	return d.decode(err)
+}
+
+func (c *decodingConn) Send(m any) error    { return c.stream(c.StreamingClientConn.Send(m)) }
+func (c *decodingConn) Receive(m any) error { return c.stream(c.StreamingClientConn.Receive(m)) }
+func (c *decodingConn) CloseRequest() error { return c.stream(c.StreamingClientConn.CloseRequest()) }
 
 func (c *decodingConn) CloseResponse() error {
-	return c.decode(c.StreamingClientConn.CloseResponse())
+	return c.stream(c.StreamingClientConn.CloseResponse())
 }

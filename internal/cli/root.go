@@ -59,6 +59,9 @@ that what an agent did can be undone.`,
 		return about.Help()
 	}})
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd.Name() == "exec" {
+			return errdefs.New(errdefs.Invalid, "exec: %w; write -- before the command in the machine", err)
+		}
 		return errdefs.New(errdefs.Invalid, "%s: %w; see `%s --help`", app.NameOf(cmd), err, cmd.CommandPath())
 	})
 	a.GlobalFlags(root)

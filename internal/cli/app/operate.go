@@ -46,6 +46,10 @@ func (a *App) RequestID() string {
 	return client.NewRequestID()
 }
 
+// Repeatable reports whether the request's id was given, so that the same
+// command line again must make the same request.
+func (a *App) Repeatable() bool { return a.requestID != "" }
+
 type outcome struct {
 	op  *client.Operation
 	err error
@@ -75,10 +79,10 @@ func (a *App) Await(ctx context.Context, c *client.Client, cancels bool, admitte
 		select {
 		case w.op = <-admitted:
 			admitted = nil
-			w.cancelIfAsked(ctx)
+			w.heed(ctx)
 		case s := <-signals:
 			w.interrupted(s)
-			w.cancelIfAsked(ctx)
+			w.heed(ctx)
 		case o := <-ended:
 			return w.result(ctx, o)
 		}
@@ -93,35 +97,47 @@ type waiter struct {
 	leave   func()
 	ended   <-chan outcome
 
-	op       *client.Operation
-	asked    bool
-	canceled chan struct{}
+	op *client.Operation
+	// cancel and end are what was asked for: by the keyboard, of a verb that
+	// cancels, and in any other way.
+	cancel, end bool
+	canceled    chan struct{}
 }
 
-// interrupted notes the wish to cancel, or ends the wait.
+// interrupted notes what a signal asks for; a second one ends the wait at once.
 func (w *waiter) interrupted(s os.Signal) {
-	if !w.cancels || w.asked || s != os.Interrupt {
+	switch {
+	case w.cancel || w.end:
 		w.leave()
-		return
+	case w.cancels && s == os.Interrupt:
+		w.cancel = true
+		w.app.Say("canceling; what was done is undone (Ctrl-C again leaves at once)")
+	default:
+		w.end = true
 	}
-	w.asked = true
-	w.app.Say("canceling; what was done is undone (Ctrl-C again leaves at once)")
 }
 
-// cancelIfAsked asks the daemon once, as soon as the operation is known. Its
-// answer is not waited for here: the wait under way gets the outcome.
-func (w *waiter) cancelIfAsked(ctx context.Context) {
-	if !w.asked || w.op == nil || w.canceled != nil {
+// heed does what was asked for as soon as the operation is known, so that its
+// id can be told. The answer to a cancellation is not waited for here: the
+// wait under way gets the outcome.
+func (w *waiter) heed(ctx context.Context) {
+	switch {
+	case w.op == nil:
 		return
+	case w.end:
+		w.leave()
+	case w.cancel && w.canceled == nil:
+		w.canceled = make(chan struct{})
+		go w.askToCancel(ctx)
 	}
-	w.canceled = make(chan struct{})
-	go func() {
-		defer close(w.canceled)
-		req := connect.NewRequest(&holdpointv1.GetOperationRequest{Operation: w.op.GetId()})
-		if _, err := w.client.Operations.Cancel(ctx, req); err != nil && ctx.Err() == nil {
-			w.app.Say("cancel operation " + w.op.GetId() + ": " + err.Error())
-		}
-	}()
+}
+
+func (w *waiter) askToCancel(ctx context.Context) {
+	defer close(w.canceled)
+	req := connect.NewRequest(&holdpointv1.GetOperationRequest{Operation: w.op.GetId()})
+	if _, err := w.client.Operations.Cancel(ctx, req); err != nil && ctx.Err() == nil {
+		w.app.Say("cancel operation " + w.op.GetId() + ": " + err.Error())
+	}
 }
 
 // result is what the wait comes to.

@@ -27,6 +27,8 @@ type Exec struct {
 	// Stdin is sent to the command; nil ends its input at once.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
+	// TTYWanted says that the command attached to has a terminal.
+	TTYWanted bool
 	// TTY is the terminal whose size the command's follows and that is raw
 	// while it runs; nil for none.
 	TTY *os.File

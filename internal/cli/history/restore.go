@@ -79,7 +79,7 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 		req := &holdpointv1.RestoreMachineRequest{
 			RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety,
 		}
-		plan, err := planRestore(ctx, c, req)
+		plan, err := planRestore(ctx, c, !a.Repeatable(), req)
 		if err != nil {
 			return err
 		}
@@ -98,22 +98,22 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 	})
 }
 
-// planRestore asks what would happen. It pins the request to what was seen: the
-// machine's generation, and the checkpoint by its id.
-func planRestore(ctx context.Context, c *client.Client, req *holdpointv1.RestoreMachineRequest) (*holdpointv1.RestorePlan, error) {
+// planRestore asks what would happen. Unless the request is to be one made
+// before, it pins it to what was seen: the machine's generation, and the
+// checkpoint by its id.
+func planRestore(ctx context.Context, c *client.Client, pin bool, req *holdpointv1.RestoreMachineRequest) (*holdpointv1.RestorePlan, error) {
 	ctx, stop := app.Interruptible(ctx)
 	defer stop()
 	m, err := app.GetMachine(ctx, c, req.GetMachine())
 	if err != nil {
 		return nil, err
 	}
-	req.Generation = m.GetGeneration()
 	res, err := c.Machines.PlanRestore(ctx, connect.NewRequest(req))
 	if err != nil {
 		return nil, err
 	}
-	if id := res.Msg.GetCheckpoint().GetId(); id != "" {
-		req.Checkpoint = id
+	if pin {
+		req.Generation, req.Checkpoint = m.GetGeneration(), res.Msg.GetCheckpoint().GetId()
 	}
 	return res.Msg, nil
 }

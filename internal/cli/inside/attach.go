@@ -14,13 +14,14 @@ import (
 	"github.com/holdpoint/holdpoint/client"
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/guest"
+	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 type attachOptions struct {
-	noHistory bool
-	noStdin   bool
+	noHistory   bool
+	interactive bool
 }
 
 func NewAttach(a *app.App) *cobra.Command {
@@ -34,7 +35,7 @@ terminal, Ctrl-P Ctrl-Q leaves and lets the command go on.`,
 		Run: func(ctx context.Context, args []string) error { return runAttach(ctx, a, args, o) },
 	})
 	cmd.Flags().BoolVar(&o.noHistory, "no-history", false, "leave out the output from before")
-	cmd.Flags().BoolVar(&o.noStdin, "no-stdin", false, "do not pass standard input on")
+	cmd.Flags().BoolVarP(&o.interactive, "interactive", "i", false, "pass standard input on; on a terminal it always is")
 	return cmd
 }
 
@@ -45,7 +46,8 @@ func runAttach(ctx context.Context, a *app.App, args []string, o attachOptions) 
 		return err
 	}
 	attach := &agentv1.ExecAttach{CommandId: command.GetId(), NoHistory: o.noHistory}
-	return execute(ctx, a, &guest.Exec{Machine: machine, Attach: attach, Leave: true}, !o.noStdin && !a.JSON && command.GetTty())
+	onTerminal := terminal.Is(a.Config.Stdin) && !a.JSON
+	return execute(ctx, a, &guest.Exec{Machine: machine, Attach: attach, Leave: onTerminal, TTYWanted: command.GetTty()}, o.interactive || onTerminal)
 }
 
 // findCommand is the command of the id, or the only detached one.

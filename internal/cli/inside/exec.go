@@ -124,7 +124,7 @@ func takeTerminal(a *app.App, e *guest.Exec) (restore func(), err error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, terminal.Forwarded()...)
 	e.Signals = signals
-	tty := e.Start.GetTty() || e.Attach != nil
+	tty := e.Start.GetTty() || e.TTYWanted
 	in, isFile := a.Config.Stdin.(*os.File)
 	if !tty || !isFile || !terminal.Is(in) || e.Stdin == nil {
 		return func() { signal.Stop(signals) }, nil

@@ -1,0 +1,261 @@
+//go:build unix
+
+package cli_test
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"go.uber.org/goleak"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/cli"
+)
+
+// mainVar makes the test binary a holdpoint: for tests that need a process of
+// their own.
+const mainVar = "HOLDPOINT_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainVar) != "" {
+		os.Exit(childMain())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// command is a holdpoint process for the home.
+func command(t *testing.T, dir string, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, append([]string{"--home", dir}, args...)...)
+	cmd.Env = append(os.Environ(), mainVar+"=test")
+	return cmd
+}
+
+func signalAfterAdmission(t *testing.T, f *fake, cmd *exec.Cmd, sig os.Signal) {
+	t.Helper()
+	select {
+	case <-f.admitted:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing was admitted")
+	}
+	if err := cmd.Process.Signal(sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Ctrl-C cancels what a person expects to end; a hang-up or a termination of
+// the client only ends the wait.
+func TestInterrupt(t *testing.T) {
+	for _, test := range []struct {
+		args    string
+		sig     os.Signal
+		cancels bool
+		says    string
+	}{
+		{"run web --image debian", os.Interrupt, true, "run web: canceled and undone"},
+		{"image build debian", os.Interrupt, true, "image build: canceled and undone"},
+		{"checkpoint create web", os.Interrupt, true, "checkpoint create web: canceled and undone"},
+		{"restore web before-agent --disk --yes", os.Interrupt, true, "restore web: canceled and undone"},
+		{"run web --image debian", syscall.SIGTERM, false, "operation op-run goes on: watch it with `holdpoint operation wait op-run`"},
+		{"checkpoint create web", syscall.SIGHUP, false, "operation op-checkpoint-create goes on"},
+		{"stop web", os.Interrupt, false, "operation op-stop goes on"},
+		{"expose web 80", os.Interrupt, false, "operation op-expose goes on"},
+	} {
+		t.Run(test.args+" "+test.sig.String(), func(t *testing.T) {
+			f, dir := serve(t)
+			f.running = true
+			cmd := command(t, dir, split(test.args)...)
+			var stderr strings.Builder
+			cmd.Stderr = &stderr
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			signalAfterAdmission(t, f, cmd, test.sig)
+			_ = cmd.Wait() // its code is looked at
+			if code := cmd.ProcessState.ExitCode(); code != 130 {
+				t.Errorf("exit code %d", code)
+			}
+			if !strings.Contains(stderr.String(), test.says) {
+				t.Errorf("stderr %q", stderr.String())
+			}
+			select {
+			case <-f.canceled:
+				if !test.cancels {
+					t.Error("the operation was canceled")
+				}
+			default:
+				if test.cancels {
+					t.Error("the operation was not canceled")
+				}
+			}
+		})
+	}
+}
+
+// A signal reaches the command in the machine; before the command has started
+// it ends the wait for it.
+func TestExecSignals(t *testing.T) {
+	f, dir := serve(t)
+	cmd := command(t, dir, "exec", "web", "--", "trap")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 64)); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Process.Signal(syscall.SIGUSR1) // it runs
+	_ = cmd.Wait()                          // its code is looked at
+	if code := cmd.ProcessState.ExitCode(); code != 20 {
+		t.Errorf("exit code %d, want 10 + SIGUSR1 of Linux", code)
+	}
+	cmd = command(t, dir, "exec", "web", "--", "wait")
+	f.guest.begun = make(chan struct{})
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	<-f.guest.begun
+	_ = cmd.Process.Signal(os.Interrupt) // it runs
+	_ = cmd.Wait()                       // its code is looked at
+	if code := cmd.ProcessState.ExitCode(); code != 125 || !strings.Contains(stderr.String(), "interrupted before the command started") {
+		t.Errorf("exit code %d, stderr %q", code, stderr.String())
+	}
+}
+
+// console is a holdpoint process on a terminal.
+type console struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	tty  *os.File
+	seen strings.Builder
+}
+
+func onTerminal(t *testing.T, dir string, args ...string) *console {
+	t.Helper()
+	cmd := command(t, dir, args...)
+	cmd.Env = append(cmd.Env, "TERM=xterm")
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 30, Cols: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	if err := tty.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	return &console{t: t, cmd: cmd, tty: tty}
+}
+
+// expect reads until the text is seen.
+func (c *console) expect(text string) {
+	c.t.Helper()
+	buf := make([]byte, 4096)
+	for !strings.Contains(c.seen.String(), text) {
+		n, err := c.tty.Read(buf)
+		c.seen.Write(buf[:n])
+		if err != nil && !strings.Contains(c.seen.String(), text) {
+			c.t.Fatalf("waiting for %q: %v; seen %q", text, err, c.seen.String())
+		}
+	}
+}
+
+func (c *console) typed(text string) {
+	c.t.Helper()
+	if _, err := c.tty.WriteString(text); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// code reads the rest and gives the exit code.
+func (c *console) code() int {
+	buf := make([]byte, 4096)
+	for {
+		n, err := c.tty.Read(buf)
+		c.seen.Write(buf[:n])
+		if err != nil {
+			break
+		}
+	}
+	_ = c.cmd.Wait() // its code is looked at
+	return c.cmd.ProcessState.ExitCode()
+}
+
+// On a terminal a restore warns of the URL that will break, offers to put the
+// routes back, and asks.
+func TestRestoreAsks(t *testing.T) {
+	f, dir := serve(t)
+	c := onTerminal(t, dir, "restore", "web", "before-agent", "--disk")
+	c.expect("the URL of app.localhost will be broken: the route leads to port 9090")
+	c.expect("Put the routes back to what they were, too? [y/N]")
+	c.typed("y\n")
+	c.expect("Restore disk of web now? [y/N]")
+	c.typed("yes\n")
+	if code := c.code(); code != 0 || !strings.Contains(c.seen.String(), "holdpoint restore web c2000000000000aa --disk") {
+		t.Errorf("exit code %d, seen %q", code, c.seen.String())
+	}
+	if req := asked[*holdpointv1.RestoreMachineRequest](t, f); req.GetRoutes() != "restore" {
+		t.Errorf("request %v", req)
+	}
+	f.requests = nil
+	c = onTerminal(t, dir, "restore", "web", "before-agent", "--disk", "--routes=keep")
+	c.expect("Restore disk of web now? [y/N]")
+	c.typed("\n")
+	if code := c.code(); code != 130 || len(f.requests) != 0 || !strings.Contains(c.seen.String(), "nothing was changed") {
+		t.Errorf("exit code %d, requests %v, seen %q", code, f.requests, c.seen.String())
+	}
+}
+
+// On a terminal a stopped checkpoint asks before it ends commands.
+func TestCheckpointAsks(t *testing.T) {
+	f, dir := serve(t)
+	f.commands = []*agentv1.Command{{Id: "cmd-1", Argv: []string{"make", "all"}, Running: true}}
+	c := onTerminal(t, dir, "checkpoint", "create", "web", "--kind", "disk", "--mode", "stopped")
+	c.expect("make all")
+	c.expect("A stopped checkpoint ends 1 running command in web. Go on? [y/N]")
+	c.typed("y\n")
+	c.expect("stopping the guest")
+	if code := c.code(); code != 0 || !asked[*holdpointv1.CreateCheckpointRequest](t, f).GetStopRunning() {
+		t.Errorf("exit code %d, seen %q", code, c.seen.String())
+	}
+}
+
+// A terminal is raw while a command has it: Ctrl-C goes to the machine as a
+// byte, sizes follow, and afterwards the terminal is as before.
+func TestShellOnTerminal(t *testing.T) {
+	f, dir := serve(t)
+	c := onTerminal(t, dir, "shell", "web")
+	c.expect("$ ")
+	c.typed("\x03")
+	c.expect("\x03") // as it is: not the "^C" that a cooked terminal echoes
+	start := asked[*holdpointv1.GuestExecRequest](t, f).GetMessage().GetStart()
+	if !start.GetTty() || start.GetSize().GetRows() != 30 || start.GetSize().GetCols() != 100 || start.GetEnv()[0] != "TERM=xterm" {
+		t.Errorf("start %v", start)
+	}
+	if err := pty.Setsize(c.tty, &pty.Winsize{Rows: 40, Cols: 120}); err != nil {
+		t.Fatal(err)
+	}
+	c.expect("size 40x120")
+	c.typed("exit\r")
+	if code := c.code(); code != 5 {
+		t.Errorf("exit code %d, seen %q", code, c.seen.String())
+	}
+}
+
+func childMain() int {
+	cfg := cli.Config{Version: os.Getenv(mainVar), RunDaemon: childDaemon}
+	return cli.Main(cfg)
+}

@@ -1,0 +1,241 @@
+package cli_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+)
+
+func machineOperation() *holdpointv1.Operation {
+	return &holdpointv1.Operation{Id: "op-done", RequestId: "r0", Verb: "start", Machine: "web", MachineId: "m0123456789abcde", CreatedAt: ago(0)}
+}
+
+// Flags become what the API asks for.
+func TestRequests(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "setup.sh")
+	if err := writeFile(script, "echo hi\n"); err != nil {
+		t.Fatal(err)
+	}
+	spec := func(change func(*holdpointv1.Spec)) *holdpointv1.Spec {
+		s := &holdpointv1.Spec{Network: "none"}
+		change(s)
+		return s
+	}
+	for _, test := range []struct {
+		args string
+		want proto.Message
+	}{
+		{
+			"image build debian --name web --packages redis,vim --packages jq --size 4G --script " + script,
+			&holdpointv1.BuildImageRequest{
+				RequestId: "r", Recipe: "debian", Name: "web", Packages: []string{"redis", "vim", "jq"}, Script: "echo hi\n", DiskBytes: 4 << 30,
+			},
+		},
+		{"image rm debian", &holdpointv1.RemoveImageRequest{RequestId: "r", Image: "debian"}},
+		{"run --image debian", &holdpointv1.RunMachineRequest{RequestId: "r", Image: "debian", Spec: spec(func(*holdpointv1.Spec) {})}},
+		{
+			"run web --image debian --memory 1.5G --cpus 4 --disk-size 16GiB --on-boot 'nginx -g x' --tmpfs /a --tmpfs /b,c",
+			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Spec: spec(func(s *holdpointv1.Spec) {
+				s.MemoryBytes, s.Cpus, s.DiskBytes, s.OnBoot, s.Tmpfs = 3<<29, 4, 16<<30, "nginx -g x", []string{"/a", "/b,c"}
+			})},
+		},
+		{"start web", &holdpointv1.StartMachineRequest{RequestId: "r", Machine: "web"}},
+		{"stop web --timeout 1500ms", &holdpointv1.StopMachineRequest{RequestId: "r", Machine: "web", TimeoutMillis: 1500}},
+		{"stop web --force", &holdpointv1.StopMachineRequest{RequestId: "r", Machine: "web", Force: true}},
+		{"pause web", &holdpointv1.PauseMachineRequest{RequestId: "r", Machine: "web"}},
+		{"resume web", &holdpointv1.ResumeMachineRequest{RequestId: "r", Machine: "web"}},
+		{"rm web --force", &holdpointv1.RemoveMachineRequest{RequestId: "r", Machine: "web", Force: true}},
+		{"checkpoint create web", &holdpointv1.CreateCheckpointRequest{RequestId: "r", Machine: "web", Kind: "full"}},
+		{"checkpoint create web --kind disk", &holdpointv1.CreateCheckpointRequest{RequestId: "r", Machine: "web", Kind: "disk", Mode: "frozen"}},
+		{
+			"checkpoint create web --kind disk --mode stopped --name n -m 'two words' --stop-running --allow-crash",
+			&holdpointv1.CreateCheckpointRequest{
+				RequestId: "r", Machine: "web", Kind: "disk", Mode: "stopped", Name: "n", Message: "two words", StopRunning: true, AllowCrash: true,
+			},
+		},
+		{"checkpoint rm c --machine web", &holdpointv1.RemoveCheckpointRequest{RequestId: "r", Checkpoint: "c", Machine: "web"}},
+		{
+			"restore web before-agent --disk --yes --routes=restore --no-safety",
+			&holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "disk", Routes: "restore", NoSafety: true},
+		},
+		{"restore web before-agent --full -y", &holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "full"}},
+		{"expose web 8080 --host app.localhost", &holdpointv1.ExposeRequest{RequestId: "r", Machine: "web", Port: 8080, Host: "app.localhost"}},
+		{"unexpose app.localhost", &holdpointv1.UnexposeRequest{RequestId: "r", Host: "app.localhost"}},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			f, dir := serve(t)
+			if r := holdpoint(dir, "", append(split(test.args), "--request-id", "r")...); r.code != 0 {
+				t.Fatalf("%+v", r)
+			}
+			if diff := cmp.Diff(test.want, f.requests[0], protocmp.Transform()); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A restore is bound to what was shown: the machine's generation and the very
+// checkpoint; request ids are made where none is given.
+func TestRestoreIsPinned(t *testing.T) {
+	f, dir := serve(t)
+	if r := holdpoint(dir, "", "restore", "web", "before-agent", "--disk", "--yes"); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	req := asked[*holdpointv1.RestoreMachineRequest](t, f)
+	if req.GetGeneration() != 3 || req.GetCheckpoint() != "c1000000000000aa" || len(req.GetRequestId()) < 16 {
+		t.Errorf("request %v", req)
+	}
+}
+
+func TestExecRequests(t *testing.T) {
+	t.Setenv("FROM_HERE", "x y")
+	f, dir := serve(t)
+	r := holdpoint(dir, "", split("exec web -e A=1 -e FROM_HERE -e NOT_SET_HERE -w /srv -u www:www -t -- echo -n")...)
+	if want := (run{0, "-n\n", "said\n"}); r != want {
+		t.Errorf("%+v", r)
+	}
+	got := asked[*holdpointv1.GuestExecRequest](t, f).GetMessage().GetStart()
+	want := &agentv1.ExecStart{Argv: []string{"echo", "-n"}, Env: []string{"A=1", "FROM_HERE=x y"}, Cwd: "/srv", User: "www:www", Tty: true}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestExecStreams(t *testing.T) {
+	_, dir := serve(t)
+	big := strings.Repeat("0123456789abcdef", 1<<16)
+	for _, test := range []struct {
+		name, stdin string
+		args        []string
+		want        run
+	}{
+		{"input passes through", big, []string{"exec", "web", "-i", "--", "cat"}, run{0, big, ""}},
+		{"without -i there is none", "unread", []string{"exec", "web", "--", "cat"}, run{0, "", ""}},
+		{"the exit code is the command's", "", []string{"exec", "web", "fail", "42"}, run{42, "", ""}},
+		{"a command that is missing", "", []string{"exec", "web", "--", "missing"}, run{127, "", "holdpoint: exec in web: missing: not found\n"}},
+		{"our own failure", "", []string{"exec", "web", "--", "busy"}, run{125, "", "holdpoint: exec in web: the machine is stopped; `holdpoint start web` boots it\n"}},
+		{"a stream that breaks off", "", []string{"exec", "web", "--", "gone"}, run{125, "", "holdpoint: exec in web: the connection ended before the command did; look with `holdpoint exec web -- ps`\n"}},
+		{"a held command", "", []string{"exec", "web", "--", "held", "x"}, run{0, "x\n", "holdpoint: waiting: a checkpoint is made\nsaid\n"}},
+		{"a held command, quietly", "", []string{"-q", "exec", "web", "--", "held", "x"}, run{0, "x\n", "said\n"}},
+		{"a detached command", "", []string{"exec", "web", "--detach", "--", "echo", "x"}, run{0, "cmd-1\n", ""}},
+		{"a shell without a terminal reads commands", "text", []string{"shell", "web"}, run{0, "$ text", ""}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := holdpoint(dir, test.stdin, test.args...); got != test.want {
+				t.Errorf("got code %d, stdout %.200q, stderr %q", got.code, got.stdout, got.stderr)
+			}
+		})
+	}
+}
+
+func TestAttach(t *testing.T) {
+	f, dir := serve(t)
+	f.commands = []*agentv1.Command{
+		{Id: "cmd-1", Argv: []string{"make", "all things"}, Detached: true, Running: true},
+		{Id: "cmd-2", Argv: []string{"top"}, Running: true},
+		{Id: "cmd-3", Argv: []string{"sleep"}, Detached: true, Running: true},
+	}
+	if got, want := holdpoint(dir, "", "attach", "web", "cmd-3", "--no-history"), (run{3, "history of cmd-3\n", ""}); got != want {
+		t.Errorf("attach: %+v", got)
+	}
+	if !asked[*holdpointv1.GuestExecRequest](t, f).GetMessage().GetAttach().GetNoHistory() {
+		t.Error("--no-history is lost")
+	}
+	got := holdpoint(dir, "", "attach", "web")
+	if got.code != 125 || got.stderr != "holdpoint: attach to web: say which command: cmd-1 (make 'all things'), cmd-3 (sleep)\n" {
+		t.Errorf("attach to one of two: %+v", got)
+	}
+	f.commands = f.commands[:2]
+	if got, want := holdpoint(dir, "", "attach", "web"), (run{3, "history of cmd-1\n", ""}); got != want {
+		t.Errorf("attach to the only one: %+v", got)
+	}
+	f.commands = nil
+	if got := holdpoint(dir, "", "attach", "web"); got.code != 125 || !strings.Contains(got.stderr, "no detached command is there") {
+		t.Errorf("attach to none: %+v", got)
+	}
+}
+
+func TestCopy(t *testing.T) {
+	f, dir := serve(t)
+	f.guest.root = t.TempDir()
+	here := t.TempDir()
+	if err := writeFile(filepath.Join(here, "page"), strings.Repeat("x", 600<<10)); err != nil {
+		t.Fatal(err)
+	}
+	r := holdpoint(dir, "", "cp", filepath.Join(here, "page"), "web:new")
+	if want := (run{0, "1 file, 600 KiB\n", ""}); r != want {
+		t.Fatalf("upload: %+v", r)
+	}
+	r = holdpoint(dir, "", "cp", "web:new", filepath.Join(here, "back"))
+	if want := (run{0, "1 file, 600 KiB\n", ""}); r != want {
+		t.Fatalf("download: %+v", r)
+	}
+	info, err := os.Stat(filepath.Join(here, "back"))
+	if err != nil || info.Size() != 600<<10 || info.Mode().Perm() != 0o640 {
+		t.Fatalf("what came back: %v, %v", info, err)
+	}
+	for _, test := range []struct {
+		from, to string
+		code     int
+		says     string
+	}{
+		{"web:none", here, 3, "none"},
+		{filepath.Join(here, "none"), "web:x", 3, "none"},
+		{here, "nobody:x", 3, "nobody"},
+		{here, here, 2, "exactly one"},
+		{"web:a", "web:b", 2, "exactly one"},
+		{"web:", here, 2, "path is missing"},
+		{"./web:a", here, 2, "exactly one"},
+	} {
+		r := holdpoint(dir, "", "cp", test.from, test.to)
+		if r.code != test.code || !strings.Contains(r.stderr, test.says) || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("cp %s %s: %+v", test.from, test.to, r)
+		}
+	}
+}
+
+// Completion asks a daemon that is there, and never starts one.
+func TestCompletion(t *testing.T) {
+	f, dir := serve(t)
+	f.ops["op-1"] = machineOperation()
+	f.commands = []*agentv1.Command{{Id: "cmd-1", Detached: true}}
+	for args, want := range map[string]string{
+		"stop":                          "web",
+		"cp":                            "web:",
+		"image inspect":                 "debian",
+		"run --image":                   "debian",
+		"restore":                       "web",
+		"restore web":                   "c3000000000000aa\nc2000000000000aa\nbefore-agent",
+		"checkpoint show":               "c3000000000000aa\nc2000000000000aa\nbefore-agent",
+		"checkpoint create web --kind":  "full\ndisk",
+		"unexpose":                      "app.localhost",
+		"operation wait":                "op-done",
+		"attach web":                    "cmd-1",
+		"completion":                    "bash\nzsh\nfish",
+		"restore web before-agent":      "",
+		"checkpoint rm c --machine":     "web",
+		"restore web before --routes":   "keep\nrestore",
+		"checkpoint create x --mode":    "frozen\nstopped",
+		"operation ls --machine":        "web",
+		"image build":                   "debian",
+		"expose web 80 --host not-name": "",
+	} {
+		r := holdpoint(dir, "", append(append([]string{"__complete"}, split(args)...), "")...)
+		got, _, _ := strings.Cut(r.stdout, ":4\n")
+		if strings.TrimSpace(got) != want || r.code != 0 {
+			t.Errorf("%s: %q, want %q (%s)", args, got, want, r.stderr)
+		}
+	}
+	r := holdpoint(shortDir(t), "", "__complete", "stop", "")
+	if !strings.HasPrefix(r.stdout, ":") {
+		t.Errorf("without a daemon: %+v", r)
+	}
+}
