@@ -50,6 +50,7 @@ var levels = map[string]int{
 // sameLevel are the edges allowed within a level, with the reason of each.
 var sameLevel = map[[2]string]string{
 	{"internal/home", "internal/errdefs"}:       "an unusable home is an error with a kind",
+	{"internal/home", "internal/durable"}:       "a home's folders are made private and durable",
 	{"internal/checkpoint", "internal/errdefs"}: "an unknown kind of checkpoint is an error with a kind",
 	{"internal/durable", "internal/errdefs"}:    "a full disk is an error with a kind",
 	{"internal/durable", "internal/undo"}:       "a file is written in steps",

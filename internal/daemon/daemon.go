@@ -98,6 +98,10 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 		return nil, fmt.Errorf("take home %s: %w", cfg.Home.Dir(), err)
 	}
 	steps.Add(func() { _ = lock.Unlock() }) // the process ends
+	// What a crash left half-written is nobody's under the lock.
+	if err := cfg.Files.RemoveTemps(cfg.Home.Dir()); err != nil {
+		return nil, err
+	}
 	cat, err := catalog.Open(ctx, catalog.Config{Path: cfg.Home.Catalog(), FS: cfg.Files})
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -46,15 +47,11 @@ func Default() (string, error) {
 }
 
 // Open decides the layout of the home in dir, which need not exist yet. A home
-// below somebody else's symbolic link is DENIED; one whose sockets would have
-// no private place with a short enough path is INVALID.
+// whose sockets would have no private place with a short enough path is INVALID.
 func Open(dir string) (*Home, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("resolve home %q: %w", dir, err)
-	}
-	if err := checkAncestors(abs); err != nil {
-		return nil, err
 	}
 	h := &Home{dir: abs, runtime: filepath.Join(abs, "run")}
 	if len(h.runtime)+len(longestSocket) < maxSocketPath {
@@ -66,7 +63,7 @@ func Open(dir string) (*Home, error) {
 	sum := sha256.Sum256([]byte(abs))
 	xdg := os.Getenv("XDG_RUNTIME_DIR")
 	h.runtime = filepath.Join(xdg, "holdpoint-"+hex.EncodeToString(sum[:4]))
-	if !filepath.IsAbs(xdg) || !private(xdg) || len(h.runtime)+len(longestSocket) >= maxSocketPath {
+	if !filepath.IsAbs(xdg) || durable.CheckPrivate(xdg) != nil || len(h.runtime)+len(longestSocket) >= maxSocketPath {
 		return nil, errdefs.New(errdefs.Invalid,
 			"home %s: its path is too long for sockets and XDG_RUNTIME_DIR is no private folder; set HOLDPOINT_HOME to a path of at most %d bytes",
 			abs, maxSocketPath-len(longestSocket)-len("/run")-1)
@@ -77,12 +74,10 @@ func Open(dir string) (*Home, error) {
 // Create makes the home's folders, private to the user (0700). A folder that
 // is there with another owner or for others to enter is DENIED.
 func (h *Home) Create() error {
+	var files *durable.FS
 	for _, dir := range []string{h.dir, h.runtime, filepath.Join(h.runtime, "r"), h.Images(), h.Layers(), h.Machines(), h.Cache(), h.LogDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("create folder %s: %w", dir, err)
-		}
-		if !private(dir) {
-			return errdefs.New(errdefs.Denied, "folder %s: it must be yours alone; run chmod 700 %s as its owner or choose another HOLDPOINT_HOME", dir, dir)
+		if err := files.MkdirAll(dir); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -131,17 +126,3 @@ func (h *Home) Run(machineID, runID string) string {
 
 // RunSockets is the folder of one run's sockets.
 func (h *Home) RunSockets(runID string) string { return filepath.Join(h.runtime, "r", runID) }
-
-// checkAncestors refuses a path that passes through a symbolic link somebody
-// else could turn: one that neither root nor we own.
-func checkAncestors(abs string) error {
-	for path := abs; ; path = filepath.Dir(path) {
-		info, err := os.Lstat(path)
-		if err == nil && info.Mode()&os.ModeSymlink != 0 && (path == abs || !ownedByRoot(info)) {
-			return errdefs.New(errdefs.Denied, "home %s: %s is a symbolic link; give the path it leads to", abs, path)
-		}
-		if path == filepath.Dir(path) {
-			return nil
-		}
-	}
-}

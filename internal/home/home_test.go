@@ -70,14 +70,18 @@ func TestOpenLongHome(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesASymlink(t *testing.T) {
+func TestCreateRefusesASymlink(t *testing.T) {
 	dir := shortDir(t)
 	link := dir + "-link"
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Remove(link) })
-	if _, err := home.Open(link); !errdefs.Is(err, errdefs.Denied) {
-		t.Errorf("open a linked home: %v, want DENIED", err)
+	h, err := home.Open(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Create(); !errdefs.Is(err, errdefs.Denied) {
+		t.Errorf("create a linked home: %v, want DENIED", err)
 	}
 }
