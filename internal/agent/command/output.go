@@ -24,7 +24,9 @@ const (
 type output struct {
 	history bool // keep what was read, for later readers
 
-	mu       sync.Mutex
+	mu sync.Mutex
+	// awaited is until the first reader comes, for whom all is kept.
+	awaited  bool
 	segments []segment
 	start    uint64 // position of the first byte of segments
 	end      uint64
@@ -41,7 +43,7 @@ type segment struct {
 }
 
 func newOutput(history bool) *output {
-	return &output{history: history, readers: map[*Reader]struct{}{}, changed: make(chan struct{})}
+	return &output{history: history, awaited: !history, readers: map[*Reader]struct{}{}, changed: make(chan struct{})}
 }
 
 // Reader reads a command's output. Close it.
@@ -58,6 +60,8 @@ func (o *output) attach(history bool) *Reader {
 		r.pos = o.end
 	}
 	o.readers[r] = struct{}{}
+	o.awaited = false
+	o.wake()
 	return r
 }
 
@@ -75,6 +79,9 @@ func (o *output) wake() {
 
 // slowest is the position of the last reader, or end. The caller holds mu.
 func (o *output) slowest() uint64 {
+	if o.awaited {
+		return o.start
+	}
 	pos := o.end
 	for r := range o.readers {
 		pos = min(pos, r.pos)
@@ -131,7 +138,7 @@ func (o *output) close() {
 func (o *output) forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.history = false
+	o.history, o.awaited = false, false
 	o.trim()
 }
 
