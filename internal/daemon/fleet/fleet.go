@@ -152,8 +152,12 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 	}
 	for i, info := range newestFirst(ended) {
 		dir := filepath.Join(runs, info.Name())
-		if alive, err := monitor.Alive(dir); err != nil || alive {
-			continue
+		// A monitor whose run has ended is about to leave, and needs nothing.
+		record, err := monitor.ReadRecord(dir)
+		if over := err == nil && record.Phase == monitor.Exited; !over {
+			if alive, err := monitor.Alive(dir); err != nil || alive {
+				continue
+			}
 		}
 		f.remove(f.cfg.Home.RunSockets(info.Name()))
 		if i >= keptRuns {
