@@ -56,7 +56,11 @@ func (a *Agent) Shutdown(_ context.Context, req *connect.Request[agentv1.Shutdow
 func (a *Agent) stop(grace time.Duration) error {
 	a.cfg.Log.Info("shutting down", "grace", grace)
 	a.signalAll(syscall.SIGTERM)
-	a.signalAll(syscall.SIGHUP) // shells at a terminal ignore SIGTERM
+	for _, c := range a.commands.List() {
+		if c.TTY {
+			_ = c.Signal(syscall.SIGHUP) // shells at a terminal ignore SIGTERM
+		}
+	}
 	a.signalAll(syscall.SIGCONT)
 	if a.awaitEnd(grace) != nil {
 		a.signalAll(syscall.SIGKILL)
