@@ -111,11 +111,11 @@ func (a *App) Help(cmd *cobra.Command, _ []string) {
 	} else if v.Effect {
 		fmt.Fprintf(w, "\nCtrl-C:\n  ends the wait; the operation goes on.\n")
 	}
-	fmt.Fprintf(w, "\nExit codes:\n  %s\n", strings.Join(v.exits(), "\n  "))
+	fmt.Fprintf(w, "\nExit codes:\n  %s\n", strings.Join(v.Exits(), "\n  "))
 }
 
-// exits lists the exit codes of the verb.
-func (v Verb) exits() []string {
+// Exits lists the exit codes of the verb.
+func (v Verb) Exits() []string {
 	if v.PassesCode {
 		return []string{
 			"  0–255  the exit code of the command; 126 and 127 when it could not be run, 128+N when signal N ended it",
@@ -139,4 +139,10 @@ func (a *App) GlobalFlags(root *cobra.Command) {
 	flags.StringVar(&a.home, "home", "", "folder with all state (default $HOLDPOINT_HOME, else the user's)")
 	flags.BoolVar(&a.JSON, "json", false, "print one JSON object")
 	flags.BoolVarP(&a.Quiet, "quiet", "q", false, "print names and ids only, and nothing on the side")
+}
+
+// VerbOf is what a command was made from; ok is false for a group.
+func (a *App) VerbOf(cmd *cobra.Command) (v Verb, ok bool) {
+	v, ok = a.verbs[cmd]
+	return v, ok
 }
