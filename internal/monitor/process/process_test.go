@@ -214,7 +214,7 @@ func (b *bench) wantEvents(want string) {
 func (b *bench) forgetEvents() { must(b.t, os.Remove(filepath.Join(b.dir, "events.log"))) }
 
 func ctx(t *testing.T) context.Context {
-	c, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	c, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return c
 }
@@ -334,10 +334,19 @@ func TestGuestThatRefusesItsConfiguration(t *testing.T) {
 	c, err := monitor.Start(ctx(t), b.start)
 	must(t, err)
 	defer c.Close()
-	short, cancel := context.WithTimeout(ctx(t), time.Second)
+	short, cancel := context.WithCancel(ctx(t))
 	defer cancel()
+	go func() {
+		_ = c.Watch(short, func(st *monitorv1.StatusResponse) error {
+			if st.GetTrouble() != "" {
+				// Give AwaitReady, which began before, the time to see it too.
+				time.AfterFunc(time.Second, cancel)
+			}
+			return nil
+		})
+	}()
 	_, err = c.AwaitReady(short)
-	if !errdefs.Is(err, errdefs.Deadline) || !strings.Contains(err.Error(), "no tmpfs there") {
+	if !errdefs.Is(err, errdefs.Interrupted) || !strings.Contains(err.Error(), "no tmpfs there") {
 		t.Fatalf("await ready: %v", err)
 	}
 	must(t, os.Remove(filepath.Join(b.dir, "configure-fails")))
@@ -412,11 +421,41 @@ func TestShutdownThatFails(t *testing.T) {
 		t.Errorf("shutdown of a paused machine: %v", err)
 	}
 	must(t, c.Resume(ctx(t)))
-	b.fault("shutdown-mode", "dirty")
-	exit, err := c.Shutdown(ctx(t), 5*time.Second)
+	// It said once that it is clean, but it went on.
+	go b.tell("poweroff")
+	st, err := c.AwaitExit(ctx(t))
 	must(t, err)
-	if exit.GetClean() != true && exit.GetReason() != "guest-shutdown" {
+	if st.GetExit().GetClean() || st.GetExit().GetReason() != "guest-shutdown" {
+		t.Errorf("exit %v", st.GetExit())
+	}
+}
+
+func TestShutdownOutlivesItsCaller(t *testing.T) {
+	b := newBench(t)
+	c := b.up()
+	b.fault("shutdown-mode", "hang")
+	short, cancel := context.WithCancel(ctx(t))
+	go func() { // the caller goes away once the guest was asked
+		defer cancel()
+		for !strings.Contains(b.read("events.log"), "asked") {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	if _, err := c.Shutdown(short, time.Minute); !errors.Is(err, context.Canceled) {
+		t.Fatalf("shutdown: %v", err)
+	}
+	other := b.ensure()
+	go func() { // the second caller has joined, or will
+		time.Sleep(50 * time.Millisecond)
+		b.tell("poweroff")
+	}()
+	exit, err := other.Shutdown(ctx(t), time.Minute)
+	must(t, err)
+	if exit.GetReason() != "guest-shutdown" || exit.GetClean() {
 		t.Errorf("exit %v", exit)
+	}
+	if n := strings.Count(b.read("events.log"), "asked"); n != 1 {
+		t.Errorf("asked %d times", n)
 	}
 }
 

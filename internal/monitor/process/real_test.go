@@ -123,6 +123,8 @@ func (b *bench) upReal() *monitor.Client {
 }
 
 func TestRealGuest(t *testing.T) {
+	start := time.Now()
+	step := func(what string) { t.Logf("%8s %s", time.Since(start).Round(time.Millisecond), what) }
 	b := newRealBench(t)
 	c := b.upReal()
 	if name := shell(t, c, "hostname; cat /etc/machine-id"); name != "m\n"+strings.Repeat("5a", 16) {
@@ -143,6 +145,7 @@ func TestRealGuest(t *testing.T) {
 		t.Errorf("before %v, after %v", before, after)
 	}
 
+	step("successor")
 	// A user's pause survives the monitor, and the disk is switched in it.
 	must(t, c.Pause(ctx(t)))
 	b.killMonitor()
@@ -151,11 +154,15 @@ func TestRealGuest(t *testing.T) {
 	size, err := disk.VirtualSize(disk.Layer{ID: "top", Path: filepath.Join(b.dir, "top.qcow2"), Format: "qcow2"})
 	must(t, err)
 	must(t, disk.New(disk.Config{}).Create(ctx(t), next.Path, size))
+	step("paused and adopted")
 	must(t, c.SwitchDisk(ctx(t), next))
+	step("switched")
 	must(t, c.Resume(ctx(t)))
 	_, err = c.AwaitReady(ctx(t))
 	must(t, err)
+	step("resumed")
 	shell(t, c, "echo kept >/root/kept && sync")
+	step("wrote")
 
 	// The guest reboots: a new run with the switched disk, told again.
 	b.reboot(c, after.GetRunId())
@@ -163,8 +170,10 @@ func TestRealGuest(t *testing.T) {
 		t.Errorf("after the reboot: %q", got)
 	}
 
-	exit, err := c.Shutdown(ctx(t), 20*time.Second)
+	step("rebooted")
+	exit, err := c.Shutdown(ctx(t), time.Minute)
 	must(t, err)
+	step("shut down")
 	if !exit.GetClean() || exit.GetReason() != "guest-shutdown" {
 		t.Errorf("exit %v", exit)
 	}

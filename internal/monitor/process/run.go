@@ -97,11 +97,13 @@ type supervisor struct {
 	trouble string
 	// killed says that the run's end was ordered: a reboot does not follow.
 	killed bool
-	// shutting says that a Shutdown is under way.
-	shutting bool
+	// attempt is the shutdown under way, nil for none.
+	attempt *attempt
 	// asking, not nil, is closed when the guest's answer to Shutdown has been
 	// recorded, or is not to come.
 	asking chan struct{}
+	// left says that the record is a successor's to write.
+	left bool
 	// changed is closed and replaced at each change of the status.
 	changed chan struct{}
 }
@@ -151,6 +153,9 @@ func (m *supervisor) live(ctx context.Context) error {
 		return errors.Join(err, run.Close())
 	}
 	err = m.wait(ctx, run)
+	m.mu.Lock()
+	m.left = true
+	m.mu.Unlock()
 	srv.close()
 	return err
 }
@@ -271,6 +276,9 @@ func (m *supervisor) failed(ctx context.Context, err error) error {
 func (m *supervisor) record(change func(*monitor.Record)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.left {
+		return errdefs.New(errdefs.WrongState, "record of run %s: this monitor is leaving", m.rec.RunID)
+	}
 	rec := m.rec.Clone()
 	change(&rec)
 	err := monitor.WriteRecord(m.Files, m.Dir, rec)

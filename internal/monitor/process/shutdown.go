@@ -20,46 +20,73 @@ import (
 // SIGKILL, however much time the caller has.
 const maxGrace = 10 * time.Second
 
+// attempt is a shutdown under way. It goes on when its caller is gone, and
+// whoever asks meanwhile waits for its outcome.
+type attempt struct {
+	done chan struct{} // closed when the outcome is there:
+	exit *monitorv1.Exit
+	err  error
+}
+
 // Shutdown asks the guest agent, and then waits for QEMU's own exit.
 func (s service) Shutdown(ctx context.Context, req *connect.Request[monitorv1.ShutdownRequest]) (*connect.Response[monitorv1.ShutdownResponse], error) {
 	timeout := time.Duration(req.Msg.GetTimeoutMillis()) * time.Millisecond
 	if timeout <= 0 {
 		return nil, wire.Encode(errdefs.New(errdefs.Invalid, "shut down machine %s: a timeout is needed", s.m.cfg.Run.MachineID))
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
-	exit, err := s.m.shutdown(ctx, timeout)
-	if ctx.Err() == context.DeadlineExceeded && err != nil {
-		err = errdefs.New(errdefs.Deadline, "shut down machine %s: its guest did not stop within %s and goes on; try longer or stop it by force", s.m.cfg.Run.MachineID, timeout)
+	s.m.mu.Lock()
+	a, mine := s.m.attempt, false
+	if a == nil {
+		a, mine = &attempt{done: make(chan struct{})}, true
+		s.m.attempt = a
 	}
-	if err != nil {
-		return nil, wire.Encode(err)
+	s.m.mu.Unlock()
+	if mine {
+		a.exit, a.err = s.m.shutdown(ctx, timeout)
+		s.m.mu.Lock()
+		s.m.attempt = nil
+		s.m.mu.Unlock()
+		close(a.done)
 	}
-	return connect.NewResponse(&monitorv1.ShutdownResponse{Exit: exit}), nil
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		return nil, wire.Encode(s.m.overdue(timeout))
+	}
+	if a.err != nil {
+		return nil, wire.Encode(a.err)
+	}
+	return connect.NewResponse(&monitorv1.ShutdownResponse{Exit: a.exit}), nil
+}
+
+func (m *supervisor) overdue(timeout time.Duration) error {
+	return errdefs.New(errdefs.Deadline, "shut down machine %s: its guest did not stop within %s and goes on; try longer or stop it by force", m.cfg.Run.MachineID, timeout)
 }
 
 func (m *supervisor) shutdown(ctx context.Context, timeout time.Duration) (*monitorv1.Exit, error) {
-	m.mu.Lock()
-	busy, rec := m.shutting, m.rec
-	m.shutting = true
-	m.mu.Unlock()
-	if busy {
-		return nil, errdefs.New(errdefs.MachineBusy, "shut down machine %s: another shutdown is under way; wait for it", rec.MachineID)
-	}
-	defer func() {
-		m.mu.Lock()
-		m.shutting = false
-		m.mu.Unlock()
-	}()
 	conv, err := m.conversation(ctx)
-	if err != nil {
-		return nil, err
+	runID := m.status().GetRunId()
+	if err == nil {
+		err = m.ask(ctx, conv, runID, min(timeout/2, maxGrace))
 	}
-	if err := m.ask(ctx, conv, rec.RunID, min(timeout/2, maxGrace)); err != nil {
-		return nil, err
+	var st *monitorv1.StatusResponse
+	if err == nil {
+		st, err = m.awaitExit(ctx, runID)
 	}
-	st, err := m.awaitExit(ctx, rec.RunID)
-	return st.GetExit(), err
+	if err == nil {
+		return st.GetExit(), nil
+	}
+	// The guest goes on, so what it said is of no worth any more.
+	back := m.record(func(r *monitor.Record) { r.SaidClean = r.SaidClean && r.Phase == monitor.Exited })
+	if back != nil {
+		m.Log.Warn("the guest's word that its file systems are clean is not taken back", "run", runID, "error", back)
+	}
+	if ctx.Err() != nil {
+		err = m.overdue(timeout)
+	}
+	return nil, err
 }
 
 // ask tells the guest agent to shut down and records its word that the file
