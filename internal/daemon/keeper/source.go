@@ -36,7 +36,15 @@ func (s *Source) Stop(ctx context.Context) (clean bool, err error) {
 }
 
 // Kill ends the run as a power cut would.
-func (s *Source) Kill(ctx context.Context) error { return s.run.Kill(ctx) }
+func (s *Source) Kill(ctx context.Context) error {
+	err := s.run.Kill(ctx)
+	if err == nil {
+		// A restore has made another run the current one: the end of this one
+		// is told to nobody else.
+		s.keeper.fleet.Tidy(s.machine)
+	}
+	return err
+}
 
 // Pause stops the vCPUs.
 func (s *Source) Pause(ctx context.Context) error { return s.run.Pause(ctx) }
