@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/durable"
@@ -108,6 +109,8 @@ func Build(ctx context.Context, cfg BuildConfig, progress func(Progress)) (Image
 		Version: manifestVersion, Architecture: Architecture, Recipe: cfg.Recipe,
 		Packages: debian.Packages(), ScriptSHA256: debian.ScriptSHA256(), DiskBytes: cfg.DiskBytes,
 	}
+	// A build takes much memory, a daemon between builds little.
+	defer debug.FreeOSMemory()
 	img, err := b.run(ctx)
 	if err != nil {
 		return Image{}, fmt.Errorf("build image: %w", err)

@@ -135,8 +135,14 @@ func Sweep(ctx context.Context, cfg BuildConfig) error {
 		}
 	}
 	errs = append(errs, cfg.store().Sweep(ctx))
-	if _, err := os.Lstat(bootDir(cfg.CacheDir)); err == nil {
-		errs = append(errs, cfg.FS.RemoveTemps(bootDir(cfg.CacheDir)))
+	partial, err := os.ReadDir(bootDir(cfg.CacheDir))
+	if !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	for _, entry := range partial {
+		if strings.HasSuffix(entry.Name(), partialSuffix) {
+			errs = append(errs, cfg.FS.Remove(filepath.Join(bootDir(cfg.CacheDir), entry.Name())))
+		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sweep the leftovers of image builds: %w", err)

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -55,39 +56,64 @@ func encodeInitramfs(modules map[string][]byte) ([]byte, error) {
 		fmt.Fprintf(&order, "/%s\n", path)
 	}
 	records = append(records, cpio.StaticFile("holdpoint/modules", order.String(), 0o644))
-	return encodeArchive(records)
+	var archive bytes.Buffer
+	if err := writeArchive(&archive, records); err != nil {
+		return nil, err
+	}
+	return archive.Bytes(), nil
 }
 
-// encodeInit makes the other part of the initramfs: the agent as /init, and
+// program is the guest agent where it lies: it is read, never copied as a whole.
+type program interface {
+	io.Reader
+	io.ReaderAt
+	io.Seeker
+}
+
+// writeInit writes the other part of the initramfs: the agent as /init, and
 // the folders and console it wants before it has mounted anything.
-func encodeInit(agent []byte) ([]byte, error) {
-	return encodeArchive([]cpio.Record{
+func writeInit(w io.Writer, agent io.ReaderAt, size int64) error {
+	init := cpio.StaticFile("init", "", 0o755)
+	init.ReaderAt, init.FileSize = agent, uint64(size)
+	return writeArchive(w, []cpio.Record{
 		cpio.Directory("dev", 0o755),
 		cpio.CharDev("dev/console", 0o600, 5, 1),
 		cpio.Directory("proc", 0o755),
 		cpio.Directory("sys", 0o755),
-		cpio.StaticFile("init", string(agent), 0o755),
+		init,
 	})
 }
 
-func encodeArchive(records []cpio.Record) ([]byte, error) {
-	var buf bytes.Buffer
-	w := cpio.Newc.Writer(&buf)
+// writeArchive writes a cpio archive whose length is a multiple of 4 bytes, as
+// the kernel wants it for the next one to follow
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
+func writeArchive(w io.Writer, records []cpio.Record) error {
+	counted := &lengthWriter{w: w}
+	archive := cpio.Newc.Writer(counted)
 	for i, r := range records {
 		r.Ino, r.NLink = uint64(i+1), 1
-		if err := w.WriteRecord(r); err != nil {
-			return nil, fmt.Errorf("write %s into the initramfs: %w", r.Name, err)
+		if err := archive.WriteRecord(r); err != nil {
+			return fmt.Errorf("write %s into the initramfs: %w", r.Name, err)
 		}
 	}
-	if err := cpio.WriteTrailer(w); err != nil {
-		return nil, fmt.Errorf("end the initramfs: %w", err)
+	if err := cpio.WriteTrailer(archive); err != nil {
+		return fmt.Errorf("end the initramfs: %w", err)
 	}
-	// The kernel wants the next archive at a multiple of 4 bytes
-	// (Documentation/driver-api/early-userspace/buffer-format.rst).
-	for buf.Len()%4 != 0 {
-		buf.WriteByte(0)
-	}
-	return buf.Bytes(), nil
+	_, err := w.Write(make([]byte, -counted.n&3))
+	return err
+}
+
+// lengthWriter counts what it writes.
+type lengthWriter struct {
+	w io.Writer
+	n int64
+}
+
+// Write implements io.Writer.
+func (l *lengthWriter) Write(p []byte) (int, error) {
+	n, err := l.w.Write(p)
+	l.n += int64(n)
+	return n, err
 }
 
 // BootInitramfs returns the path of the initramfs to boot the image with: the
@@ -100,42 +126,74 @@ func (img Image) BootInitramfs(ctx context.Context, cacheDir string) (string, er
 	if err != nil {
 		return "", err
 	}
-	return img.bootInitramfs(ctx, cacheDir, agent)
-}
-
-func (img Image) bootInitramfs(ctx context.Context, cacheDir string, agent []byte) (string, error) {
-	sum := sha256.Sum256(agent)
-	path := filepath.Join(bootDir(cacheDir), img.BuildID+"-"+hex.EncodeToString(sum[:8]))
-	init, err := encodeInit(agent)
+	path, err := img.bootInitramfs(ctx, cacheDir, agent)
 	if err != nil {
-		return "", err
-	}
-	want := img.Initramfs.Size + int64(len(init))
-	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() && info.Size() == want {
-		return path, nil
-	}
-	if err := ctx.Err(); err != nil {
-		return "", fmt.Errorf("make the initramfs of image %s: %w", img.BuildID, err)
-	}
-	own, err := readSmall(filepath.Join(img.Dir, initramfsFile), img.Initramfs.Size)
-	if err != nil {
-		return "", errdefs.New(errdefs.Storage, "read the initramfs of image %s: %w; remove the image and build it again", img.BuildID, err)
-	}
-	var files durable.FS
-	if err := files.MkdirAll(bootDir(cacheDir)); err != nil {
-		return "", fmt.Errorf("make the initramfs of image %s: %w", img.BuildID, err)
-	}
-	if err := files.WriteFile(path, append(own, init...), 0o400); err != nil {
 		return "", fmt.Errorf("make the initramfs of image %s: %w", img.BuildID, err)
 	}
 	return path, nil
 }
 
+func (img Image) bootInitramfs(ctx context.Context, cacheDir string, agent program) (string, error) {
+	h := sha256.New()
+	size, err := io.Copy(h, contextReader{ctx, agent})
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(bootDir(cacheDir), img.BuildID+"-"+hex.EncodeToString(h.Sum(nil)[:8]))
+	var rest lengthWriter
+	rest.w = io.Discard
+	if err := writeInit(&rest, strings.NewReader(""), 0); err != nil {
+		return "", err
+	}
+	// The agent's content is padded to 4 bytes in the archive.
+	want := img.Initramfs.Size + rest.n + (size+3)&^3
+	if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() && info.Size() == want {
+		return path, nil
+	}
+	own, err := readSmall(filepath.Join(img.Dir, initramfsFile), img.Initramfs.Size)
+	if err != nil {
+		return "", errdefs.New(errdefs.Storage, "read its own part: %w; remove the image and build it again", err)
+	}
+	var files durable.FS
+	if err := files.MkdirAll(bootDir(cacheDir)); err != nil {
+		return "", err
+	}
+	partial := path + "." + durable.NewID() + partialSuffix
+	out, err := files.CreateExclusive(partial, 0o400)
+	if err != nil {
+		return "", err
+	}
+	_, err = out.Write(own)
+	if err == nil {
+		err = writeInit(out, agent, size)
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	if closeErr := out.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = files.Rename(partial, path)
+	}
+	if err != nil {
+		return "", errors.Join(err, files.Remove(partial))
+	}
+	return path, nil
+}
+
+// partialSuffix is that of a boot file being written.
+const partialSuffix = ".partial"
+
 // guestAgent is the embedded agent.
-func guestAgent() ([]byte, error) {
-	agent, err := embedded.ReadFile("embedded/holdpoint-agent")
+func guestAgent() (program, error) {
+	file, err := embedded.Open("embedded/holdpoint-agent")
 	if err != nil {
 		return nil, errdefs.New(errdefs.Unsupported, "boot a guest: this build of holdpoint has no guest agent; build it with make")
+	}
+	agent, ok := file.(program)
+	if !ok {
+		return nil, fmt.Errorf("read the guest agent: %T cannot be read at an offset", file)
 	}
 	return agent, nil
 }

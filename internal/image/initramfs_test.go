@@ -78,7 +78,7 @@ func TestInitramfsListsModulesInOrder(t *testing.T) {
 
 func TestBootInitramfs(t *testing.T) {
 	img, cache := testImage(t), filepath.Join(t.TempDir(), "cache")
-	path, err := img.bootInitramfs(t.Context(), cache, []byte("agent one"))
+	path, err := img.bootInitramfs(t.Context(), cache, strings.NewReader("agent one"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestBootInitramfs(t *testing.T) {
 	if before.Mode().Perm() != 0o400 {
 		t.Errorf("mode %v, want 0400", before.Mode())
 	}
-	again, err := img.bootInitramfs(t.Context(), cache, []byte("agent one"))
+	again, err := img.bootInitramfs(t.Context(), cache, strings.NewReader("agent one"))
 	if err != nil || again != path {
 		t.Fatalf("second time: %s, %v", again, err)
 	}
@@ -105,7 +105,7 @@ func TestBootInitramfs(t *testing.T) {
 	if err != nil || !os.SameFile(before, after) {
 		t.Errorf("the file was made again (%v)", err)
 	}
-	other, err := img.bootInitramfs(t.Context(), cache, []byte("agent two"))
+	other, err := img.bootInitramfs(t.Context(), cache, strings.NewReader("agent two"))
 	if err != nil || other == path {
 		t.Errorf("another agent: %s, %v; want a file of its own", other, err)
 	}
@@ -113,7 +113,7 @@ func TestBootInitramfs(t *testing.T) {
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := img.bootInitramfs(t.Context(), cache, []byte("agent one")); err != nil {
+	if _, err := img.bootInitramfs(t.Context(), cache, strings.NewReader("agent one")); err != nil {
 		t.Fatal(err)
 	}
 	if healed, err := os.ReadFile(path); err != nil || !bytes.Equal(healed, data) {
@@ -124,8 +124,9 @@ func TestBootInitramfs(t *testing.T) {
 func TestGuestAgentMissing(t *testing.T) {
 	agent, err := guestAgent()
 	if err == nil {
-		if !bytes.HasPrefix(agent, []byte("\x7fELF")) {
-			t.Error("the embedded agent is no program")
+		magic := make([]byte, 4)
+		if _, err := agent.ReadAt(magic, 0); err != nil || string(magic) != "\x7fELF" {
+			t.Errorf("the embedded agent is no program: %q, %v", magic, err)
 		}
 		return
 	}
@@ -137,7 +138,7 @@ func TestGuestAgentMissing(t *testing.T) {
 func TestRemove(t *testing.T) {
 	img, cache := testImage(t), filepath.Join(t.TempDir(), "cache")
 	images := filepath.Dir(img.Dir)
-	boot, err := img.bootInitramfs(t.Context(), cache, []byte("agent"))
+	boot, err := img.bootInitramfs(t.Context(), cache, strings.NewReader("agent"))
 	if err != nil {
 		t.Fatal(err)
 	}
