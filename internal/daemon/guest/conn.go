@@ -4,6 +4,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -65,7 +66,7 @@ type guestConn struct {
 func dialGuest(ctx context.Context, run *fleet.Run, port int, end func()) (net.Conn, error) {
 	stream := run.Agent().Dial(ctx)
 	err := stream.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_Port{Port: uint32(port)}})
-	if err == nil || err == io.EOF {
+	if err == nil || errors.Is(err, io.EOF) {
 		_, err = stream.Receive()
 	}
 	if err != nil {
@@ -80,7 +81,7 @@ func (c *guestConn) Read(p []byte) (int, error) {
 	for len(c.rest) == 0 {
 		message, err := c.stream.Receive()
 		if err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) { // Connect wraps it
 				return 0, io.EOF
 			}
 			return 0, wire.Decode(err)
