@@ -26,6 +26,9 @@ import (
 // keptRuns is how many ended runs of a machine keep their console and logs.
 const keptRuns = 5
 
+// endTimeout bounds the end of a run that could not be begun.
+const endTimeout = 30 * time.Second
+
 // Config is what a fleet needs.
 type Config struct {
 	Home  *home.Home
@@ -77,12 +80,46 @@ func (f *Fleet) Start(ctx context.Context, cfg monitor.Config) (*Run, error) {
 	if err := monitor.WriteConfig(f.cfg.Files, dir, cfg); err != nil {
 		return nil, fmt.Errorf("begin run of %s: %w", cfg.Run.MachineName, err)
 	}
+	steps.Add(func() { f.end(dir) })
 	client, err := monitor.Start(ctx, f.startConfig(dir))
+	if err != nil && ctx.Err() == nil && diedSilently(dir) {
+		f.cfg.Log.Warn("a monitor died while it began a run, starting its successor", "dir", dir, "error", err)
+		client, err = monitor.Ensure(ctx, f.startConfig(dir))
+	}
 	if err != nil {
 		return nil, err
 	}
 	steps.Release()
 	return f.follow(cfg.Run.MachineID, cfg.Run.RunID, dir, client), nil
+}
+
+// diedSilently reports whether the monitor of a folder is gone without a
+// record of why: something of the run may be left, which a successor ends or
+// goes on with.
+func diedSilently(dir string) bool {
+	record, err := monitor.ReadRecord(dir)
+	if err != nil {
+		return true
+	}
+	return record.Phase != monitor.Exited && record.Failure == nil
+}
+
+// end ends whatever is left of a run that could not be begun.
+func (f *Fleet) end(dir string) {
+	if alive, err := monitor.Alive(dir); err == nil && !alive && !diedSilently(dir) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	client, err := monitor.Ensure(ctx, f.startConfig(dir))
+	if err != nil {
+		f.cfg.Log.Warn("end a run that could not be begun", "dir", dir, "error", err)
+		return
+	}
+	defer client.Close()
+	if _, err := client.Kill(ctx); err != nil {
+		f.cfg.Log.Warn("end a run that could not be begun", "dir", dir, "error", err)
+	}
 }
 
 // Adopt takes hold of the run in a folder that an earlier daemon made: its

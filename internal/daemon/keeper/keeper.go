@@ -140,8 +140,8 @@ func (k *Keeper) exited(machineID string, run *fleet.Run) {
 // records that it has ended meanwhile.
 func (k *Keeper) Adopt(ctx context.Context, m catalog.Machine) error {
 	k.cfg.Gates.SetGeneration(m.ID, m.Generation)
-	if m.RunID == "" || m.State == machine.Stopped {
-		return nil
+	if m.RunID == "" || m.Exit != "" {
+		return nil // it never ran, or the end of its last run is recorded
 	}
 	run, err := k.fleet.Adopt(ctx, m.ID, m.RunID)
 	switch {

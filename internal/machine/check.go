@@ -1,0 +1,70 @@
+package machine
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Complete fills in the defaults of zero fields, makes paths canonical, and
+// refuses (INVALID) what no machine can be. DiskBytes may stay 0: it is the
+// image's then.
+func (s *Spec) Complete() error {
+	if s.MemoryBytes == 0 {
+		s.MemoryBytes = DefaultMemory
+	}
+	if s.CPUs == 0 {
+		s.CPUs = DefaultCPUs
+	}
+	if s.Network == "" {
+		s.Network = NetworkNone
+	}
+	switch {
+	case s.MemoryBytes < MinMemory || s.MemoryBytes > MaxMemory:
+		return errdefs.New(errdefs.Invalid, "memory of %d MiB: a machine has %d MiB to %d MiB", s.MemoryBytes>>20, MinMemory>>20, MaxMemory>>20)
+	case s.MemoryBytes%(1<<20) != 0:
+		return errdefs.New(errdefs.Invalid, "memory of %d bytes: give whole MiB", s.MemoryBytes)
+	case s.CPUs < 1 || s.CPUs > MaxCPUs:
+		return errdefs.New(errdefs.Invalid, "cpus %d: a machine has 1 to %d", s.CPUs, MaxCPUs)
+	case s.DiskBytes < 0 || s.DiskBytes > MaxDisk:
+		return errdefs.New(errdefs.Invalid, "disk of %d bytes: a disk has at most %d GiB", s.DiskBytes, int64(MaxDisk)>>30)
+	case s.DiskBytes%(1<<20) != 0:
+		return errdefs.New(errdefs.Invalid, "disk of %d bytes: give whole MiB", s.DiskBytes)
+	case s.Network != NetworkNone:
+		return errdefs.New(errdefs.Unsupported, "network %q: none is the only one there is yet", s.Network)
+	case len(s.OnBoot) > maxOnBoot:
+		return errdefs.New(errdefs.Invalid, "on-boot command of %d bytes: at most %d; put it into a file in the guest", len(s.OnBoot), maxOnBoot)
+	}
+	for i, p := range s.Tmpfs {
+		s.Tmpfs[i] = path.Clean(p)
+		if !strings.HasPrefix(s.Tmpfs[i], "/") || s.Tmpfs[i] == "/" {
+			return errdefs.New(errdefs.Invalid, "tmpfs %q: give an absolute path below /", p)
+		}
+	}
+	return nil
+}
+
+// maxOnBoot bounds an on-boot command, in bytes.
+const maxOnBoot = 64 << 10
+
+// Allow refuses (WRONG_STATE) a verb on a machine whose state is none of the
+// allowed ones. The error names verb, machine, state, and what to do.
+func Allow(verb, name string, state State, allowed ...State) error {
+	if slices.Contains(allowed, state) {
+		return nil
+	}
+	remedy := "see holdpoint inspect " + name
+	switch {
+	case state == Stopped && slices.Contains(allowed, Running):
+		remedy = "run holdpoint start " + name
+	case state == Paused && slices.Contains(allowed, Running):
+		remedy = "run holdpoint resume " + name
+	case state == Running && slices.Contains(allowed, Stopped):
+		remedy = "run holdpoint stop " + name + " first"
+	case state == Creating:
+		remedy = "wait for it: holdpoint operation ls"
+	}
+	return errdefs.New(errdefs.WrongState, "%s: machine %s is %s; %s", verb, name, state, remedy)
+}
