@@ -241,14 +241,15 @@ func TestUnwatchedEnds(t *testing.T) {
 
 func TestPanicEndsTheRun(t *testing.T) {
 	b := newBench(t)
-	r := b.launch(t, b.guest(t)(t))
+	cfg := b.guest(t)(t)
+	r := b.launch(t, cfg)
 	must(t, r.Resume(ctxOf(t)))
 	k := dialGuest(t, r)
 	k.say("panic")
 	select {
 	case <-r.Exited():
 	case <-time.After(time.Minute):
-		t.Fatal("a panicked guest goes on")
+		t.Fatalf("a panicked guest goes on; its console:\n%s", tail(filepath.Join(cfg.Dir, consoleFile), 3000))
 	}
 	_ = k.conn.Close()
 	t.Logf("%+v", r.Exit())

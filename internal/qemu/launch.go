@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -56,7 +57,7 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, fmt.Errorf("prepare run %s: %w", cfg.RunID, err)
 	}
-	p, err := spawn(caps.Binary, args, files)
+	p, err := spawn(append(append(slices.Clone(q.launcher), caps.Binary), args...), files)
 	if err != nil {
 		return nil, launchError(cfg, err)
 	}
@@ -161,8 +162,8 @@ func bind(path string, steps *undo.Stack) (*os.File, error) {
 
 // spawn starts the process in a session of its own, so that no terminal's or
 // parent's end reaches it.
-func spawn(binary string, args []string, f *inherited) (*process, error) {
-	cmd := exec.Command(binary, args...)
+func spawn(argv []string, f *inherited) (*process, error) {
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = f.output, f.output
 	cmd.ExtraFiles = []*os.File{f.qmp, f.link} // qmpFD and linkFD
@@ -180,6 +181,22 @@ func spawn(binary string, args []string, f *inherited) (*process, error) {
 		_, _ = unix.Wait4(pid, nil, 0, nil)
 	}
 	return p, err
+}
+
+// ExecTraceable lets any process of the same user look into this one under
+// Yama's ptrace_scope=1, which otherwise lets ancestors only, and becomes
+// argv[0], an absolute path. The permission outlives the exec, because Yama ties
+// it to the task. It returns only on error.
+func ExecTraceable(argv []string) error {
+	anyone := ^uintptr(0) // PR_SET_PTRACER_ANY
+	err := unix.Prctl(unix.PR_SET_PTRACER, anyone, 0, 0, 0)
+	if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without Yama has nothing to permit
+		return fmt.Errorf("permit ptrace: %w", err)
+	}
+	if err := unix.Exec(argv[0], argv, os.Environ()); err != nil {
+		return fmt.Errorf("exec %q: %w", argv[0], err)
+	}
+	return nil
 }
 
 // greet waits until QEMU has made all devices and its event log is on.

@@ -15,21 +15,26 @@ import (
 // Config is what a QEMU needs.
 type Config struct {
 	// Host knows the binary and what it can do.
-	Host   *host.Host
-	Logger *slog.Logger
+	Host *host.Host
+	// Launcher is put before QEMU's command line: a program that ends in
+	// ExecTraceable. Empty to start QEMU itself, which is enough unless a
+	// successor is to look into its memory.
+	Launcher []string
+	Logger   *slog.Logger
 }
 
 // QEMU is a machine.Hypervisor. It holds no process: runs do.
 type QEMU struct {
-	host *host.Host
-	log  *slog.Logger
+	host     *host.Host
+	launcher []string
+	log      *slog.Logger
 }
 
 var _ machine.Hypervisor = (*QEMU)(nil)
 
 // New returns a QEMU. Nothing is started or looked for yet.
 func New(cfg Config) *QEMU {
-	q := &QEMU{host: cfg.Host, log: cfg.Logger}
+	q := &QEMU{host: cfg.Host, launcher: cfg.Launcher, log: cfg.Logger}
 	if q.log == nil {
 		q.log = slog.New(slog.DiscardHandler)
 	}

@@ -113,6 +113,9 @@ func ask(ctx context.Context, path string) (caps Capabilities, err error) {
 	_ = theirs.Close() // the child has its own
 	if err != nil {
 		_ = mine.Close()
+		if ctx.Err() != nil {
+			return Capabilities{}, fmt.Errorf("probe QEMU %q: %w", path, ctx.Err())
+		}
 		return Capabilities{}, errdefs.New(errdefs.Unsupported, "start QEMU %q: %w; %s", path, err, PackageAdvice)
 	}
 	defer func() {
