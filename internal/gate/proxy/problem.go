@@ -73,7 +73,7 @@ func upstreamProblem(rt *route, err error) problem {
 	t = dial.target
 	leads := fmt.Sprintf("%s leads to port %d of machine %s", rt.host, t.Port, t.Machine)
 	switch errdefs.KindOf(dial.err) {
-	case errdefs.WrongState, errdefs.NotFound, errdefs.Unsupported, errdefs.Denied, errdefs.Conflict:
+	case errdefs.WrongState, errdefs.Denied, errdefs.Conflict:
 		return problem{
 			Status: http.StatusBadGateway,
 			Title:  "The machine cannot be reached",
@@ -98,10 +98,14 @@ func upstreamProblem(rt *route, err error) problem {
 			Hint:   "See its state with",
 		}
 	}
+	why := ""
+	if !errdefs.Is(dial.err, errdefs.NotFound) { // which is how the guest says no more than this
+		why = ": " + dial.err.Error()
+	}
 	return problem{
 		Status: http.StatusBadGateway,
 		Title:  "Nothing answers on this port",
-		Detail: fmt.Sprintf("%s, where nothing answers: %v", leads, dial.err),
+		Detail: leads + ", where nothing answers" + why,
 		Remedy: "holdpoint expose " + t.Machine + " PORT --host " + rt.host,
 		Hint:   "Start the server in the machine, or move the route with",
 	}

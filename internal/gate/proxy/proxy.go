@@ -59,7 +59,8 @@ type Backend interface {
 	// Dial connects to t's port in t's machine, in t's generation and in no
 	// other: a machine that has been restored since is CONFLICT. A machine
 	// that does not run is WRONG_STATE, one that an operation holds
-	// MACHINE_BUSY; any other error means that the port does not answer.
+	// MACHINE_BUSY; any other error means that the port does not answer, and
+	// NOT_FOUND that nothing listens there.
 	// ctx bounds the call, not the connection. A connection that has a
 	// CloseWrite method has it called for half closes.
 	Dial(ctx context.Context, t Target) (net.Conn, error)

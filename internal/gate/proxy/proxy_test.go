@@ -299,7 +299,10 @@ func TestFailuresOfTheMachine(t *testing.T) {
 		status int
 		want   []string
 	}{
-		"stopped":   {stopped, 502, []string{"app.localhost leads to port 8080 of machine web", stopped.Error()}},
+		"stopped": {stopped, 502, []string{"app.localhost leads to port 8080 of machine web", stopped.Error()}},
+		"nothing listens": {errdefs.New(errdefs.NotFound, "dial tcp"), 502, []string{
+			"app.localhost leads to port 8080 of machine web, where nothing answers", "holdpoint expose web PORT --host app.localhost",
+		}},
 		"dead port": {nil, 502, []string{"port 8080 of machine web", "connection refused", "holdpoint expose web PORT --host app.localhost"}},
 		"busy":      {errdefs.New(errdefs.MachineBusy, "checkpoint create runs"), 503, []string{"machine web, which is busy: checkpoint create runs", "holdpoint operation ls"}},
 		"deadline":  {context.DeadlineExceeded, 504, []string{"port 8080 of machine web", "holdpoint inspect web"}},
