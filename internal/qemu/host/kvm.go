@@ -27,9 +27,6 @@ type Acceleration struct {
 	Fresh bool `json:"-"`
 }
 
-// bootMarkers are what a kernel without a root disk says when it has come up.
-var bootMarkers = []string{"Unable to mount root fs", "Run /init", "No working init found"}
-
 // Accelerator says whether guests can use KVM. /dev/kvm may open and create
 // machines in which no kernel gets anywhere (some nested hosts), so the given
 // kernel is booted to its first marker, once per boot of the host, QEMU and
@@ -158,7 +155,8 @@ func findMarker(r io.Reader) (found bool, last string) {
 		if line := strings.TrimSpace(scan.Text()); line != "" {
 			last = line
 		}
-		for _, m := range bootMarkers {
+		// What a kernel without a root disk says when it has come up.
+		for _, m := range []string{"Unable to mount root fs", "Run /init", "No working init found"} {
 			if strings.Contains(last, m) {
 				return true, last
 			}
