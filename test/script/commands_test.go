@@ -49,3 +49,9 @@ func cmdOtherBuild(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.Symlink("holdpoint", filepath.Join(dir, "holdpoint2")))
 	ts.Setenv("OTHER", filepath.Join(dir, "holdpoint"))
 }
+
+// cmdKillMonitors kills all monitors, also those of machines that are booting.
+func cmdKillMonitors(ts *testscript.TestScript, neg bool, args []string) {
+	session.Usage(ts, neg, args, 0, "killmonitors")
+	ts.Check(session.Of(ts).Kill(session.Monitor))
+}

@@ -48,15 +48,17 @@ func setup(env *testscript.Env) error {
 //	spoil NAME          changes the kernel of an image
 //	fault NAME [TEXT]   makes machines misbehave, see machinetest.FakeConfig
 //	unfault NAME        and no more
+//	killmonitors        SIGKILL to all monitors
 //	otherbuild          makes $OTHER, a holdpoint of another build
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := session.Commands()
 	maps.Copy(all, map[string]func(*testscript.TestScript, bool, []string){
-		"image":      cmdImage,
-		"spoil":      cmdSpoil,
-		"fault":      cmdFault,
-		"unfault":    cmdUnfault,
-		"otherbuild": cmdOtherBuild,
+		"image":        cmdImage,
+		"spoil":        cmdSpoil,
+		"fault":        cmdFault,
+		"unfault":      cmdUnfault,
+		"otherbuild":   cmdOtherBuild,
+		"killmonitors": cmdKillMonitors,
 	})
 	return all
 }

@@ -29,19 +29,23 @@ import (
 //	kill9 daemon|monitor|machine [NAME]   SIGKILL, and wait until it is gone
 //	clean                  nothing is half-made, see Session.Clean
 //	running N              N machines run, each with one monitor
+//	terminal N INPUT CMD…  runs CMD on a terminal of 80 × 24, types INPUT (\r is
+//	                       Return) once CMD has said something and waits, and wants
+//	                       exit code N; stdout is all that was on the terminal
 //	httpget URL PATTERN    the proxy answers with what matches, status line included
 func Commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"code":    cmdCode,
-		"fails":   cmdFails,
-		"json":    cmdJSON,
-		"keep":    cmdKeep,
-		"await":   cmdAwait,
-		"api":     cmdAPI,
-		"kill9":   cmdKill9,
-		"clean":   cmdClean,
-		"running": cmdRunning,
-		"httpget": cmdHTTPGet,
+		"code":     cmdCode,
+		"fails":    cmdFails,
+		"json":     cmdJSON,
+		"keep":     cmdKeep,
+		"await":    cmdAwait,
+		"api":      cmdAPI,
+		"kill9":    cmdKill9,
+		"clean":    cmdClean,
+		"running":  cmdRunning,
+		"httpget":  cmdHTTPGet,
+		"terminal": cmdTerminal,
 	}
 }
 
