@@ -133,7 +133,7 @@ func (d *docs) page(root *cobra.Command) string {
 	}
 	for code := range 131 {
 		if code == 125 {
-			d.WriteString("| 125 | of any kind, in exec, shell and attach, which otherwise exit with the code of the command |\n")
+			d.WriteString("| 125 | any other than INTERRUPTED, in exec, shell and attach, which otherwise exit with the code of the command |\n")
 		} else if names := byCode[code]; len(names) > 0 {
 			fmt.Fprintf(d, "| %d | %s |\n", code, strings.Join(names, ", "))
 		}

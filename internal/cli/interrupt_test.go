@@ -132,7 +132,7 @@ func TestExecSignals(t *testing.T) {
 	<-f.guest.begun
 	_ = cmd.Process.Signal(os.Interrupt) // it runs
 	_ = cmd.Wait()                       // its code is looked at
-	if code := cmd.ProcessState.ExitCode(); code != 125 || !strings.Contains(stderr.String(), "interrupted before the command started") {
+	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "interrupted before the command started") {
 		t.Errorf("exit code %d, stderr %q", code, stderr.String())
 	}
 }

@@ -264,7 +264,7 @@ func (a *App) Report(cmd *cobra.Command, err error) int {
 		// The line is out already; a broken stdout changes nothing.
 		_ = a.PrintJSON(view.Failure{Header: view.NewHeader(), Error: view.Error{Kind: string(kind), Message: message}})
 	}
-	if a.verbs[cmd].PassesCode {
+	if a.verbs[cmd].PassesCode && kind != errdefs.Interrupted {
 		return exitExec
 	}
 	return ExitCode(kind)

@@ -120,6 +120,7 @@ func (v Verb) Exits() []string {
 		return []string{
 			"  0–255  the exit code of the command; 126 and 127 when it could not be run, 128+N when signal N ended it",
 			"    125  holdpoint's own failure",
+			"    130  interrupted before the command started",
 		}
 	}
 	return append([]string{"  0  done"}, exitTable(append(everyVerb(), v.Kinds...))...)

@@ -11,6 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// maxLog is the size in bytes from which a new daemon begins a new log; the
+// one before is kept.
+const maxLog = 8 << 20
+
 // lock takes the lock of the file at path and waits for it. flock(2) can wait
 // too, but could not be called off.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
@@ -41,6 +45,11 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 // spawn starts command in a session of its own, with its output going to log,
 // and waits for its announcement. The process outlives us.
 func spawn(ctx context.Context, command []string, log string) (pid int, err error) {
+	if info, err := os.Lstat(log); err == nil && info.Size() > maxLog {
+		if err := os.Rename(log, log+".1"); err != nil {
+			return 0, fmt.Errorf("put the daemon's log aside: %w", err)
+		}
+	}
 	out, err := os.OpenFile(log, os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return 0, fmt.Errorf("open the daemon's log: %w", err)
