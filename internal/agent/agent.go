@@ -123,7 +123,7 @@ func (a *Agent) Close() {
 func (a *Agent) Serve(ctx context.Context, l net.Listener, opts ...connect.HandlerOption) error {
 	mux := http.NewServeMux()
 	mux.Handle(a.Handler(opts...))
-	return link.Serve(ctx, l, link.ServeConfig{Handler: mux, Idle: a.idle, Log: a.cfg.Log})
+	return link.Serve(ctx, l, link.ServeConfig{Handler: mux, Log: a.cfg.Log})
 }
 
 // Handler is the service and the path it is served at.
@@ -135,12 +135,14 @@ func (a *Agent) Handler(opts ...connect.HandlerOption) (string, http.Handler) {
 	}, opts...)...)
 }
 
-// Ping answers at once.
+// Ping answers at once. After the answer to Shutdown it says that the host has
+// that answer.
 func (a *Agent) Ping(context.Context, *connect.Request[agentv1.PingRequest]) (*connect.Response[agentv1.PingResponse], error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return nil, wire.Encode(os.NewSyscallError("clock_gettime", err))
 	}
+	a.heard()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return connect.NewResponse(&agentv1.PingResponse{
@@ -183,8 +185,10 @@ func (a *Agent) path(name string) (string, error) {
 	return filepath.Join(a.cfg.World, path.Clean("/"+name)) + suffix, nil
 }
 
-// idle powers off when the answer to Shutdown has been written.
-func (a *Agent) idle() {
+// heard powers off if Shutdown has been answered: the host has heard it. That
+// the answer was written would not be enough, for the hypervisor's buffers end
+// with the machine.
+func (a *Agent) heard() {
 	a.mu.Lock()
 	answered := a.answered
 	a.mu.Unlock()

@@ -24,13 +24,13 @@ const (
 	// killGrace is how long killed processes may take to be gone; one that
 	// waits for a hung disk may take longer.
 	killGrace = 10 * time.Second
-	// answerGrace is how long the answer to Shutdown may take to be written
-	// when other streams are still open.
-	answerGrace = time.Second
+	// answerGrace is how long the host may take to say that it has the answer
+	// to Shutdown.
+	answerGrace = 2 * time.Second
 )
 
 // Shutdown stops all processes, makes the file systems clean, and has the
-// machine powered off once the answer is written. It does not stop when the
+// machine powered off once the host has the answer. It does not stop when the
 // caller goes away: what was begun is finished. After an error the guest goes
 // on, without the processes that were stopped.
 func (a *Agent) Shutdown(_ context.Context, req *connect.Request[agentv1.ShutdownRequest]) (*connect.Response[agentv1.ShutdownResponse], error) {
@@ -49,7 +49,7 @@ func (a *Agent) Shutdown(_ context.Context, req *connect.Request[agentv1.Shutdow
 		return nil, wire.Encode(fmt.Errorf("shut down: %w; the machine goes on", err))
 	}
 	a.answered = true
-	time.AfterFunc(answerGrace, a.idle)
+	time.AfterFunc(answerGrace, a.heard)
 	return connect.NewResponse(&agentv1.ShutdownResponse{}), nil
 }
 

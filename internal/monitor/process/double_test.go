@@ -259,25 +259,7 @@ type guest struct {
 	disk    []string
 
 	configured *agentv1.ConfigureRequest
-	off        bool // power off once what was said is written
-
-	// said and carried count the bytes that the agent wrote to the port and
-	// that went on from there.
-	said, carried int
-}
-
-// countedPort counts what the agent says.
-type countedPort struct {
-	net.Conn
-	g *guest
-}
-
-func (p countedPort) Write(b []byte) (int, error) {
-	n, err := p.Conn.Write(b)
-	p.g.mu.Lock()
-	p.g.said += n
-	p.g.mu.Unlock()
-	return n, err
+	off        bool // power off once the host has heard the answer
 }
 
 func guestMain() {
@@ -398,13 +380,9 @@ func (g *guest) serve(ln net.Listener) {
 			if h != nil {
 				_, _ = h.Write(buf[:n])
 			}
-			g.mu.Lock()
-			g.carried += n
-			g.awake.Broadcast()
-			g.mu.Unlock()
 		}
 	}()
-	go g.agent(countedPort{ends[1], g})
+	go g.agent(ends[1])
 	for {
 		conn, err := ln.Accept()
 		if err != nil {
@@ -444,21 +422,15 @@ func (g *guest) agent(port net.Conn) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(agentv1connect.NewAgentServiceHandler(g))
-	panic(link.Serve(context.Background(), link.NewGuest(port, magic), link.ServeConfig{Handler: mux, Idle: func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.off {
-			for g.carried < g.said {
-				g.awake.Wait()
-			}
-			g.exit(machine.GuestShutdown)
-		}
-	}}))
+	panic(link.Serve(context.Background(), link.NewGuest(port, magic), link.ServeConfig{Handler: mux}))
 }
 
 func (g *guest) Ping(context.Context, *connect.Request[agentv1.PingRequest]) (*connect.Response[agentv1.PingResponse], error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.off {
+		g.exit(machine.GuestShutdown)
+	}
 	return connect.NewResponse(&agentv1.PingResponse{BootId: g.cfg.RunID, Configured: g.configured != nil}), nil
 }
 

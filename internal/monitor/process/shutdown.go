@@ -104,6 +104,8 @@ func (m *supervisor) ask(ctx context.Context, conv *relay.Conversation, runID st
 	}
 	if err == nil {
 		err = m.record(func(r *monitor.Record) { r.SaidClean = r.RunID == runID })
+		// The guest waits for this before it powers off; it rarely gets to answer.
+		_, _ = conv.Agent().Ping(ctx, connect.NewRequest(&agentv1.PingRequest{}))
 	}
 	if err != nil {
 		m.Log.Warn("the guest's word that its file systems are clean is missing", "run", runID, "error", err)

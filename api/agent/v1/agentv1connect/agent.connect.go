@@ -80,8 +80,9 @@ type AgentServiceClient interface {
 	// Facts reports processes and listening ports.
 	Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error)
 	// Shutdown stops everything that runs, makes the file systems clean and
-	// answers just before it powers the machine off. An error means that the
-	// guest could not do so and goes on.
+	// answers just before it powers the machine off. The caller says with a Ping
+	// that it has the answer; without one the guest waits a moment longer. An
+	// error means that the guest could not do so and goes on.
 	Shutdown(context.Context, *connect.Request[v1.ShutdownRequest]) (*connect.Response[v1.ShutdownResponse], error)
 }
 
@@ -235,8 +236,9 @@ type AgentServiceHandler interface {
 	// Facts reports processes and listening ports.
 	Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error)
 	// Shutdown stops everything that runs, makes the file systems clean and
-	// answers just before it powers the machine off. An error means that the
-	// guest could not do so and goes on.
+	// answers just before it powers the machine off. The caller says with a Ping
+	// that it has the answer; without one the guest waits a moment longer. An
+	// error means that the guest could not do so and goes on.
 	Shutdown(context.Context, *connect.Request[v1.ShutdownRequest]) (*connect.Response[v1.ShutdownResponse], error)
 }
 
