@@ -127,6 +127,8 @@ type build struct {
 	progress func(Progress)
 
 	log *recipe.Log
+	// verified is what the build may say of its files for the first Check.
+	verified verified
 	// stage is the image's folder to be.
 	stage string
 }
@@ -220,11 +222,13 @@ func (b *build) fill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	b.verified.BuildID = b.manifest.BuildID
+	Image{Dir: b.stage}.writeVerified(b.verified)
 	return b.cfg.FS.WriteFile(filepath.Join(b.stage, manifestFile), data, 0o400)
 }
 
-// seal makes the root disk sparse, read-only and durable, and computes its
-// digest.
+// seal makes the root disk sparse, read-only and durable, computes its digest,
+// and records how it looks, so that the first boot need not read it again.
 func (b *build) seal(ctx context.Context, path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -234,12 +238,28 @@ func (b *build) seal(ctx context.Context, path string) error {
 	if err := digHoles(ctx, f); err != nil {
 		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
 	}
+	if err := b.cfg.FS.Chmod(path, 0o400); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(settled + 10*time.Millisecond): // what only time makes true
+	}
+	begun := time.Now()
 	sum, err := diskDigest(ctx, f)
 	if err != nil {
 		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
 	}
 	b.manifest.Root = Asset{Size: b.cfg.DiskBytes, SHA256: sum}
-	return b.cfg.FS.Chmod(path, 0o400)
+	seen, err := lookAt(f)
+	if err != nil {
+		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
+	}
+	if seen.settled(begun) {
+		b.verified = verified{Version: 1, Files: map[string]looks{rootFile: seen}}
+	}
+	return nil
 }
 
 // Requirements finds out what of what building and booting images wants is

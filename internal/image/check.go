@@ -18,8 +18,9 @@ import (
 )
 
 // settled is how old a file's last change must be for its times to tell it
-// from a later one: longer than any clock tick of a file system.
-const settled = 2 * time.Second
+// from a later one: many ticks of the clock that file systems stamp with, which
+// are 1 to 10 ms.
+const settled = 200 * time.Millisecond
 
 // maxVerified is the longest record of a check that is read, in bytes.
 const maxVerified = 16 << 10
@@ -56,10 +57,10 @@ func (img Image) Check(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fresh = fresh || read
-		if time.Since(time.Unix(0, max(seen.Changed, seen.Modified))) > settled {
+		if read.IsZero() || seen.settled(read) {
 			now.Files[a.file] = seen
 		}
+		fresh = fresh || !read.IsZero()
 	}
 	if fresh && len(now.Files) > 0 {
 		img.writeVerified(now)
@@ -67,30 +68,32 @@ func (img Image) Check(ctx context.Context) error {
 	return nil
 }
 
-// checkAsset returns how the file looks, and whether it had to be read.
-func (img Image) checkAsset(ctx context.Context, a namedAsset, known verified) (looks, bool, error) {
+// checkAsset returns how the file looks, and when it began to read it; zero
+// when it did not have to.
+func (img Image) checkAsset(ctx context.Context, a namedAsset, known verified) (looks, time.Time, error) {
 	path := filepath.Join(img.Dir, a.file)
 	changed := func(format string, args ...any) error {
 		return errdefs.New(errdefs.Storage, "check image %s: %s %w; remove the image and build it again", img.BuildID, path, fmt.Errorf(format, args...))
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return looks{}, false, changed("is missing")
+		return looks{}, time.Time{}, changed("is missing")
 	}
 	if err != nil {
-		return looks{}, false, changed("cannot be opened: %w", err)
+		return looks{}, time.Time{}, changed("cannot be opened: %w", err)
 	}
 	defer f.Close()
 	before, err := lookAt(f)
 	if err != nil {
-		return looks{}, false, changed("is damaged: %w", err)
+		return looks{}, time.Time{}, changed("is damaged: %w", err)
 	}
 	if before.Size != a.Size {
-		return looks{}, false, changed("has changed: it has %d bytes and was built with %d", before.Size, a.Size)
+		return looks{}, time.Time{}, changed("has changed: it has %d bytes and was built with %d", before.Size, a.Size)
 	}
 	if known.Files[a.file] == before {
-		return before, false, nil
+		return before, time.Time{}, nil
 	}
+	begun := time.Now()
 	digest := fileDigest
 	if a.file == rootFile {
 		digest = diskDigest
@@ -98,17 +101,23 @@ func (img Image) checkAsset(ctx context.Context, a namedAsset, known verified) (
 	sum, err := digest(ctx, f)
 	switch {
 	case ctx.Err() != nil:
-		return looks{}, false, fmt.Errorf("check image %s: %w", img.BuildID, ctx.Err())
+		return looks{}, time.Time{}, fmt.Errorf("check image %s: %w", img.BuildID, ctx.Err())
 	case err != nil:
-		return looks{}, false, changed("cannot be read: %w", err)
+		return looks{}, time.Time{}, changed("cannot be read: %w", err)
 	case sum != a.SHA256:
-		return looks{}, false, changed("has changed since it was built")
+		return looks{}, time.Time{}, changed("has changed since it was built")
 	}
 	after, err := lookAt(f)
 	if err != nil || after != before {
-		return looks{}, false, changed("changes while it is read")
+		return looks{}, time.Time{}, changed("changes while it is read")
 	}
-	return after, true, nil
+	return after, begun, nil
+}
+
+// settled reports whether a change of the file after the moment t would show
+// in its looks.
+func (l looks) settled(t time.Time) bool {
+	return t.Sub(time.Unix(0, max(l.Changed, l.Modified))) > settled
 }
 
 func lookAt(f *os.File) (looks, error) {
