@@ -22,6 +22,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
 // rawPort is a machine like any other, of which the guest's side of the
@@ -60,7 +61,7 @@ func newRawPort(ctx context.Context, s *stage) (r *rawPort, err error) {
 	if err := disk.New(disk.Config{FS: &durable.FS{}}).Create(ctx, top.Path, img.DiskBytes); err != nil {
 		return nil, err
 	}
-	r.run, err = qemu.New(qemu.Config{FS: &durable.FS{}}).Launch(ctx, machine.RunConfig{
+	r.run, err = qemu.New(qemu.Config{Host: host.New(host.Config{Accelerator: s.web.GetAccelerator()})}).Launch(ctx, machine.RunConfig{
 		RunID: durable.NewID(), Dir: dir, SocketDir: dir, MachineID: durable.NewID(), MachineName: "raw",
 		MemoryBytes: machine.DefaultMemory, CPUs: machine.DefaultCPUs, Kernel: img.Kernel(), Initramfs: initramfs,
 		Disk:        []machine.Layer{{ID: durable.NewID(), Path: img.Root(), Format: disk.Raw}, top},
