@@ -81,7 +81,7 @@ func dialGuest(t *testing.T, r machine.Run) *talk {
 	t.Helper()
 	conn, err := r.DialLink(ctxOf(t))
 	must(t, err)
-	must(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	must(t, conn.SetDeadline(time.Now().Add(5*time.Minute)))
 	k := &talk{t: t, conn: conn, r: bufio.NewReader(conn)}
 	nonce := durable.NewID()
 	k.say("") // ends what an earlier conversation may have left half said
@@ -151,7 +151,7 @@ func TestBootSwitchAdoptShutdown(t *testing.T) {
 	if line, err := k.r.ReadString('\n'); err == nil {
 		t.Errorf("a paused guest answered %q", line)
 	}
-	must(t, k.conn.SetReadDeadline(time.Now().Add(time.Minute)))
+	must(t, k.conn.SetReadDeadline(time.Now().Add(5*time.Minute)))
 	top := b.overlay(t)
 	must(t, r.SwitchDisk(ctxOf(t), top))
 	must(t, r.Resume(ctxOf(t)))
@@ -248,7 +248,7 @@ func TestPanicEndsTheRun(t *testing.T) {
 	k.say("panic")
 	select {
 	case <-r.Exited():
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Fatalf("a panicked guest goes on; its console:\n%s", tail(filepath.Join(cfg.Dir, consoleFile), 3000))
 	}
 	_ = k.conn.Close()

@@ -31,7 +31,7 @@ const launchTimeout = time.Minute
 
 // exitGrace is how long an exit may take to be proven once QEMU has closed its
 // sockets.
-const exitGrace = 5 * time.Second
+const exitGrace = 15 * time.Second
 
 // Launch is that of machine.Hypervisor. UNSUPPORTED without a QEMU, NOT_FOUND
 // for a missing file, NO_SPACE when the host has not enough memory, CONFLICT

@@ -176,7 +176,7 @@ func TestSilentQEMUDoesNotHangALaunch(t *testing.T) {
 	start := time.Now()
 	ctx, cancel := contextFor(t, 200*time.Millisecond)
 	defer cancel()
-	if err := r.Pause(ctx); !errdefs.Is(err, errdefs.Deadline) || time.Since(start) > 10*time.Second {
+	if err := r.Pause(ctx); !errdefs.Is(err, errdefs.Deadline) || time.Since(start) > time.Minute {
 		t.Errorf("pause of a stopped process: %v after %v", err, time.Since(start))
 	}
 	must(t, r.Kill(ctxOf(t)))

@@ -103,7 +103,7 @@ func must(t *testing.T, err error) {
 
 // ctxOf outlives the test, for its clean-up.
 func ctxOf(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -112,7 +112,7 @@ func awaitExit(t *testing.T, r machine.Run, reason machine.ExitReason) {
 	t.Helper()
 	select {
 	case <-r.Exited():
-	case <-time.After(time.Minute):
+	case <-time.After(5 * time.Minute):
 		t.Fatal("the exit was not proven")
 	}
 	if r.Exit().Reason != reason {
