@@ -48,7 +48,7 @@ lint: ## Check format, vet, staticcheck and the builds for macOS and Windows
 
 generate: ## Generate the API's code and docs/cli.md again
 	cd api && $(GO) tool -modfile=../tools/go.mod buf lint && $(GO) tool -modfile=../tools/go.mod buf generate
-	$(GO) generate ./...
+	$(GO) test ./internal/cli -run TestDocs -update
 
 bench: setup build image ## Measure; prints the table of docs/benchmarks.md
 	@$(GO) run ./bench -holdpoint bin/holdpoint
