@@ -156,6 +156,7 @@ func (c *Catalog) RemoveMachine(ctx context.Context, id, opID string) error {
 			`DELETE FROM displaced WHERE machine_id = ?1`,
 			`DELETE FROM chains WHERE machine_id = ?1`,
 			`DELETE FROM routes WHERE machine_id = ?1`,
+			`DELETE FROM effects WHERE machine_id = ?1`,
 			`DELETE FROM machines WHERE id = ?1`,
 		} {
 			if err := t.Do(stmt, id); err != nil {

@@ -84,6 +84,8 @@ type Daemon struct {
 	mu sync.Mutex
 	// proxy is the address of the proxy; empty until it listens.
 	proxy string
+	// settled is called after each operation; nil until the proxy listens.
+	settled func(ctx context.Context)
 }
 
 // Open makes a daemon of the home. A home that has one is a CONFLICT.
@@ -183,11 +185,12 @@ func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stop) }) }
 // Stopping is closed when Stop was called.
 func (d *Daemon) Stopping() <-chan struct{} { return d.stop }
 
-// SetProxy tells the daemon where the proxy of its routes listens.
-func (d *Daemon) SetProxy(address string) {
+// SetProxy tells the daemon where the proxy of its routes listens. settled is
+// called after each operation, when routes and machines may be others.
+func (d *Daemon) SetProxy(address string, settled func(ctx context.Context)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.proxy = address
+	d.proxy, d.settled = address, settled
 }
 
 func (d *Daemon) proxyAddress() string {
@@ -204,8 +207,15 @@ func (d *Daemon) Close(ctx context.Context) error {
 	return errors.Join(err, d.catalog.Close(), d.lock.Unlock())
 }
 
-// sweep removes layers that nothing needs any more, after an operation.
+// sweep removes layers that nothing needs any more, after an operation, and
+// lets the proxy look at its connections.
 func (d *Daemon) sweep(ctx context.Context) {
+	d.mu.Lock()
+	settled := d.settled
+	d.mu.Unlock()
+	if settled != nil {
+		settled(ctx)
+	}
 	if err := d.capturer.Sweep(ctx); err != nil {
 		d.cfg.Log.Warn("sweep unreferenced layers", "error", err)
 	}

@@ -35,6 +35,30 @@ func (d *Daemon) Route(ctx context.Context, host string) (catalog.Route, catalog
 	return route, m, err
 }
 
+// Published is a route with the generation of its machine.
+type Published struct {
+	MachineID  string
+	Generation uint64
+	Port       int
+}
+
+// Published gives where all published host names lead now.
+func (d *Daemon) Published(ctx context.Context) (map[Published]bool, error) {
+	routes, err := d.catalog.ListRoutes(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	published := map[Published]bool{}
+	for _, r := range routes {
+		m, err := d.catalog.GetMachine(ctx, r.MachineID)
+		if err != nil {
+			return nil, err
+		}
+		published[Published{MachineID: m.ID, Generation: m.Generation, Port: r.Port}] = true
+	}
+	return published, nil
+}
+
 // DialPort connects to a port in a machine; see guest.Service.DialPort.
 func (d *Daemon) DialPort(ctx context.Context, machineID string, generation uint64, port int) (net.Conn, error) {
 	return d.guest.DialPort(ctx, machineID, generation, port)

@@ -107,6 +107,11 @@ func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Check
 		}
 		plan.Newer = append(plan.Newer, newer)
 	}
+	effects, err := d.catalog.EffectsSince(ctx, m.ID, k.CreatedAt)
+	if err != nil {
+		return nil, err
+	}
+	plan.Effects = view.Effects(effects)
 	if run := d.keeper.Run(m.ID); run != nil && keeper.State(m, run) == machine.Running {
 		// A guest that does not answer is restored all the same.
 		plan.Commands, _ = d.commands(ctx, run)

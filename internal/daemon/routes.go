@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -69,7 +70,8 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 		if err != nil {
 			return nil, err
 		}
-		return &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}, nil
+		result := &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}
+		return result, d.recordRoute(ctx, catalog.Published, route)
 	})
 }
 
@@ -90,8 +92,17 @@ func (d routeAPI) Unexpose(ctx context.Context, req *connect.Request[holdpointv1
 			return nil, err
 		}
 		defer door.Done()
-		return &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}, d.catalog.RemoveRoute(ctx, host)
+		if err := d.catalog.RemoveRoute(ctx, host); err != nil {
+			return nil, err
+		}
+		result := &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}
+		return result, d.recordRoute(ctx, catalog.Withdrawn, route)
 	})
+}
+
+// recordRoute records an effect outside the disk.
+func (d *Daemon) recordRoute(ctx context.Context, kind catalog.EffectKind, r catalog.Route) error {
+	return d.catalog.RecordEffect(ctx, catalog.Effect{MachineID: r.MachineID, Kind: kind, What: fmt.Sprintf("%s → port %d", r.Host, r.Port)})
 }
 
 // List gives routes by host.

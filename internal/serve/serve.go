@@ -78,7 +78,7 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 			log.Debug("close the proxy", "error", closeErr)
 		}
 	}()
-	d.SetProxy(door.Addr())
+	d.SetProxy(door.Addr(), func(ctx context.Context) { cutDead(ctx, d, door, log) })
 	listener, err := d.Listen()
 	if err != nil {
 		return err
@@ -92,6 +92,19 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 	}
 	defer func() { _, _ = sdnotify.SdNotify(false, sdnotify.SdNotifyStopping) }() // nobody waits for it
 	return d.Serve(ctx, listener)
+}
+
+// cutDead ends the proxy's connections into machines that no route leads to
+// any more: a withdrawn or moved one, or one of an older generation.
+func cutDead(ctx context.Context, d *daemon.Daemon, door *proxy.Proxy, log *slog.Logger) {
+	published, err := d.Published(ctx)
+	if err != nil {
+		log.Warn("look for connections of withdrawn routes", "error", err)
+		return
+	}
+	door.Cut(func(t proxy.Target) bool {
+		return !published[daemon.Published{MachineID: t.MachineID, Generation: t.Generation, Port: t.Port}]
+	})
 }
 
 // backend is the daemon as the proxy sees it.

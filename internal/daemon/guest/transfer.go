@@ -11,6 +11,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
@@ -66,7 +67,15 @@ func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1
 			return err
 		}
 	}
-	return outcome(ctx, run, what, guest.Err())
+	if err := guest.Err(); err != nil {
+		return outcome(ctx, run, what, err)
+	}
+	// What left the machine is out of a restore's reach, and is listed there.
+	m, err := s.cfg.Catalog.ResolveMachine(ctx, req.Msg.GetMachine())
+	if err == nil {
+		err = s.cfg.Catalog.RecordEffect(ctx, catalog.Effect{MachineID: m.ID, Kind: catalog.CopiedOut, What: req.Msg.GetPath()})
+	}
+	return wire.Encode(err)
 }
 
 // Dial carries the bytes of one TCP connection to a port in a machine.

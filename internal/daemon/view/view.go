@@ -116,6 +116,15 @@ func (v *Viewer) Routes(routes []catalog.Route) []*holdpointv1.Route {
 	return views
 }
 
+// Effects are what happened outside a disk.
+func Effects(effects []catalog.Effect) []*holdpointv1.Effect {
+	var views []*holdpointv1.Effect
+	for _, e := range effects {
+		views = append(views, &holdpointv1.Effect{Kind: string(e.Kind), What: e.What, At: timestamppb.New(e.At)})
+	}
+	return views
+}
+
 // Changes are routes, compared for a restore.
 func Changes(changes []restore.RouteChange) []*holdpointv1.RouteChange {
 	var views []*holdpointv1.RouteChange
