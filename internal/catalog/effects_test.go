@@ -10,7 +10,7 @@ import (
 
 func TestEffects(t *testing.T) {
 	c := open(t)
-	c.image("b1", "debian")
+	c.image("build1", "debian")
 	m := c.machine("m1", "web").ID
 	begun := time.Unix(1000, 0)
 	for i := range 1005 {
