@@ -60,6 +60,8 @@ func TestBuildKeepsOwnersModesDevices(t *testing.T) {
 		entry{name: "./etc/", kind: tar.TypeDir, mode: 0o755},
 		entry{name: "./etc/shadow", content: "secret", mode: 0o640, gid: 42},
 		entry{name: "./etc/hidden", content: "x", mode: 0, uid: 7},
+		entry{name: "./etc/private/", kind: tar.TypeDir, mode: 0, uid: 8},
+		entry{name: "./etc/private/key", content: "k", mode: 0o044},
 		entry{name: "./bin/su", content: "su", mode: 0o4755},
 		entry{name: "./bin/ping", content: "ping", mode: 0o755, xattr: map[string]string{
 			"security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
@@ -84,11 +86,13 @@ func TestBuildKeepsOwnersModesDevices(t *testing.T) {
 		t.Errorf("manifest %+v", opened.Manifest)
 	}
 	for path, want := range map[string][]string{
-		"/etc/shadow": {"Mode:  0640", "User:     0", "Group:    42"},
-		"/etc/hidden": {"Mode:  0000", "User:     7"},
-		"/bin/su":     {"Mode:  04755"},
-		"/bin/ping":   {"security.capability (20)"},
-		"/dev/null":   {"Type: character special", "01:03"},
+		"/etc/shadow":      {"Mode:  0640", "User:     0", "Group:    42"},
+		"/etc/hidden":      {"Mode:  0000", "User:     7"},
+		"/bin/su":          {"Mode:  04755"},
+		"/etc/private":     {"Mode:  0000", "User:     8"},
+		"/etc/private/key": {"Mode:  0044", "Size: 1"},
+		"/bin/ping":        {"security.capability (20)"},
+		"/dev/null":        {"Type: character special", "01:03"},
 	} {
 		got := debugfs(t, img.Root(), "stat "+path)
 		for _, w := range want {

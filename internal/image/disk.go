@@ -24,11 +24,16 @@ import (
 // devices are what they are for root, whoever builds. Capabilities are not:
 // mkfs.ext4 cannot read them under fakeroot, so setCapabilities adds them.
 //
+// What its owner may not read, an ordinary user's tools cannot read either,
+// unless fakeroot's chmod has had its hands on it: it leaves the real file
+// readable.
+//
 // The inode tables are written here (lazy_itable_init=0) and made holes by
 // digHoles: otherwise every guest would write those 128 MiB of zeros into its
 // own disk soon after its first boot.
 const diskScript = `set -eu
 tar -C "$1" --numeric-owner --no-xattrs --exclude=./.holdpoint -xpf -
+find "$1" -type f ! -perm -0400 -exec chmod u+r '{}' ';' -exec chmod u-r '{}' ';'
 exec mkfs.ext4 -q -F -L holdpoint -m 0 -E root_owner=0:0,lazy_itable_init=0,lazy_journal_init=0 -d "$1" "$2" "$3"
 `
 

@@ -110,6 +110,9 @@ func TestBootInitramfs(t *testing.T) {
 		t.Errorf("another agent: %s, %v; want a file of its own", other, err)
 	}
 	// A file that is not whole is made again.
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
 	}
