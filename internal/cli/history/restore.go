@@ -158,6 +158,7 @@ func printPlan(a *app.App, plan *holdpointv1.RestorePlan, o restoreOptions) erro
 			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()),
 			Routes: view.List(plan.GetRoutes(), view.RouteChangeOf),
 			Newer:  view.List(plan.GetNewer(), view.CheckpointOf), Commands: view.Notes(plan.GetCommands()),
+			Effects: view.List(plan.GetEffects(), view.EffectOf),
 		},
 		Human: func(w io.Writer) error { return view.PrintPlan(w, plan, o.kind(), o.routes, !o.noSafety) },
 	}

@@ -1,5 +1,7 @@
 package view
 
+import holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+
 // MachineObject is what inspect prints.
 type MachineObject struct {
 	Header
@@ -95,6 +97,20 @@ type RestorePlan struct {
 	Routes     []RouteChange `json:"routes"`
 	Newer      []*Checkpoint `json:"newer"`
 	Commands   []string      `json:"commands"`
+	Effects    []Effect      `json:"effects"`
+}
+
+// Effect is what happened outside the disk since the checkpoint: a host name
+// published or withdrawn, a path copied out. A restore does not undo it.
+type Effect struct {
+	Kind string `json:"kind"`
+	What string `json:"what"`
+	At   string `json:"at"`
+}
+
+// EffectOf makes the view of an effect.
+func EffectOf(e *holdpointv1.Effect) Effect {
+	return Effect{Kind: e.GetKind(), What: e.GetWhat(), At: timeOf(e.GetAt())}
 }
 
 // Restored is what restore prints. safety is what was kept of the discarded

@@ -39,6 +39,12 @@ func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, kind, routes string, 
 			fmt.Fprintf(&b, "  %s\n", Line(c))
 		}
 	}
+	if effects := plan.GetEffects(); len(effects) > 0 {
+		b.WriteString("Outside the disk since then, and not undone:\n")
+		for _, e := range effects {
+			fmt.Fprintf(&b, "  %s: %s (%s)\n", e.GetKind(), Line(e.GetWhat()), Age(TimeOf(e.GetAt()), time.Now()))
+		}
+	}
 	if len(plan.GetRoutes()) > 0 {
 		b.WriteString("\n")
 		rows := make([][]string, 0, len(plan.GetRoutes()))
