@@ -60,6 +60,15 @@ func (f *fake) note(m proto.Message) {
 	f.requests = append(f.requests, m)
 }
 
+// asks takes the requests that came so far.
+func (f *fake) asks() []proto.Message {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	requests := f.requests
+	f.requests = nil
+	return requests
+}
+
 // asked is the last request of the type.
 func asked[M proto.Message](t *testing.T, f *fake) M {
 	t.Helper()
@@ -132,10 +141,14 @@ func (f *fake) Doctor(context.Context, *connect.Request[holdpointv1.DoctorReques
 	}}), nil
 }
 
-// serve starts the fake for a home of its own and returns the home's folder.
-func serve(t *testing.T) (*fake, string) {
+// serve starts the fake for a home of its own, after it was set, and returns
+// the home's folder.
+func serve(t *testing.T, set ...func(*fake)) (*fake, string) {
 	t.Helper()
 	f := &fake{ops: map[string]*holdpointv1.Operation{}, finish: make(chan struct{}), canceled: make(chan struct{}), admitted: make(chan string, 8)}
+	for _, s := range set {
+		s(f)
+	}
 	dir := shortDir(t)
 	serveAt(t, f, dir)
 	return f, dir

@@ -72,8 +72,7 @@ func TestInterrupt(t *testing.T) {
 		{"expose web 80", os.Interrupt, false, "operation op-expose goes on"},
 	} {
 		t.Run(test.args+" "+test.sig.String(), func(t *testing.T) {
-			f, dir := serve(t)
-			f.running = true
+			f, dir := serve(t, func(f *fake) { f.running = true })
 			cmd := command(t, dir, split(test.args)...)
 			var stderr strings.Builder
 			cmd.Stderr = &stderr
@@ -105,7 +104,8 @@ func TestInterrupt(t *testing.T) {
 // A signal reaches the command in the machine; before the command has started
 // it ends the wait for it.
 func TestExecSignals(t *testing.T) {
-	f, dir := serve(t)
+	begun := make(chan struct{})
+	_, dir := serve(t, func(f *fake) { f.guest.begun = begun })
 	cmd := command(t, dir, "exec", "web", "--", "trap")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -123,13 +123,12 @@ func TestExecSignals(t *testing.T) {
 		t.Errorf("exit code %d, want 10 + SIGUSR1 of Linux", code)
 	}
 	cmd = command(t, dir, "exec", "web", "--", "wait")
-	f.guest.begun = make(chan struct{})
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	<-f.guest.begun
+	<-begun
 	_ = cmd.Process.Signal(os.Interrupt) // it runs
 	_ = cmd.Wait()                       // its code is looked at
 	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "interrupted before the command started") {
@@ -210,19 +209,21 @@ func TestRestoreAsks(t *testing.T) {
 	if req := asked[*holdpointv1.RestoreMachineRequest](t, f); req.GetRoutes() != "restore" {
 		t.Errorf("request %v", req)
 	}
-	f.requests = nil
+	f.asks()
 	c = onTerminal(t, dir, "restore", "web", "before-agent", "--disk", "--routes=keep")
 	c.expect("Restore disk of web now? [y/N]")
 	c.typed("\n")
-	if code := c.code(); code != 130 || len(f.requests) != 0 || !strings.Contains(c.seen.String(), "nothing was changed") {
-		t.Errorf("exit code %d, requests %v, seen %q", code, f.requests, c.seen.String())
+	code, requests := c.code(), f.asks()
+	if code != 130 || len(requests) != 0 || !strings.Contains(c.seen.String(), "nothing was changed") {
+		t.Errorf("exit code %d, requests %v, seen %q", code, requests, c.seen.String())
 	}
 }
 
 // On a terminal a stopped checkpoint asks before it ends commands.
 func TestCheckpointAsks(t *testing.T) {
-	f, dir := serve(t)
-	f.commands = []*agentv1.Command{{Id: "cmd-1", Argv: []string{"make", "all"}, Running: true}}
+	f, dir := serve(t, func(f *fake) {
+		f.commands = []*agentv1.Command{{Id: "cmd-1", Argv: []string{"make", "all"}, Running: true}}
+	})
 	c := onTerminal(t, dir, "checkpoint", "create", "web", "--kind", "disk", "--mode", "stopped")
 	c.expect("make all")
 	c.expect("A stopped checkpoint ends 1 running command in web. Go on? [y/N]")
