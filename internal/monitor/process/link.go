@@ -14,6 +14,16 @@ import (
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
 
+// greetFirst and greetMost bound one attempt to greet the guest agent, which
+// doubles from the one to the other. A greeting takes 5 to 81 ms, but may be
+// swallowed by a port that is just changing hands, and then only another one
+// helps; a booting guest, or one under load, needs the longer ones. The guest
+// answers the last greeting it finds, so that repeating it does no harm.
+const (
+	greetFirst = 2 * time.Second
+	greetMost  = 60 * time.Second
+)
+
 // retryFirst and retryMost bound the pause after a failed attempt to converse
 // with the guest agent.
 const (
@@ -29,10 +39,10 @@ const relinkPatience = 5 * time.Second
 // ends: while a user has paused the guest a standing one is left alone, and
 // none is begun.
 func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
-	retry := retryFirst
-	for ctx.Err() == nil && m.awaitUnpaused(ctx) == nil {
+	retry, patience := retryFirst, greetFirst
+	for ctx.Err() == nil && m.awaitResumed(ctx) == nil {
 		began := time.Now()
-		conv, err := m.guest.Converse(ctx, run)
+		conv, err := m.guest.Converse(ctx, run, patience)
 		if err == nil {
 			err = m.ready(conv)
 		}
@@ -41,6 +51,9 @@ func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
 		}
 		if conv != nil {
 			conv.Close()
+			patience = greetFirst
+		} else {
+			patience = min(2*patience, greetMost)
 		}
 		if ctx.Err() != nil {
 			break

@@ -71,10 +71,22 @@ func (m *supervisor) paused() bool {
 	return m.rec.Phase == monitor.UserPaused
 }
 
-func (m *supervisor) awaitUnpaused(ctx context.Context) error {
-	return m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
+// awaitResumed waits until no user has paused the machine and its CPUs run: the
+// phase is recorded before they do, by the change that has the turn.
+func (m *supervisor) awaitResumed(ctx context.Context) error {
+	err := m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
 		return st.GetPhase() != monitorv1.Phase_PHASE_USER_PAUSED, nil
 	})
+	if err != nil {
+		return err
+	}
+	select {
+	case m.turn <- struct{}{}:
+		<-m.turn
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Status answers at once.

@@ -31,9 +31,6 @@ import (
 const (
 	quietBeforeProbe = 20 * time.Second
 	quietBeforeGone  = 60 * time.Second
-	// handshakeTimeout bounds one attempt; a booting guest opens its end of
-	// the port when it is ready, so that the attempt needs no repetition.
-	handshakeTimeout = 60 * time.Second
 	// configureTimeout bounds Ping and Configure after the handshake.
 	configureTimeout = 60 * time.Second
 )
@@ -100,9 +97,10 @@ func (c *Conversation) Attend(ctx context.Context, paused func() bool) error {
 }
 
 // Converse connects to the guest agent, greets it and tells it who it is. A
-// guest that still boots is waited for, for a while.
-func (g *Guest) Converse(ctx context.Context, run Dialer) (*Conversation, error) {
-	greet, cancel := context.WithTimeout(ctx, handshakeTimeout)
+// guest that still boots is waited for as long as patience, which bounds the
+// greeting.
+func (g *Guest) Converse(ctx context.Context, run Dialer, patience time.Duration) (*Conversation, error) {
+	greet, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	raw, err := run.DialLink(greet)
 	if err != nil {

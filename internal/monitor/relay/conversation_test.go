@@ -108,7 +108,7 @@ func attend(t *testing.T, g *guest, limit time.Duration, paused func() bool) (ti
 func converse(t *testing.T, g *guest) *relay.Conversation {
 	t.Helper()
 	how := relay.Guest{Magic: g.magic, Told: &agentv1.ConfigureRequest{Hostname: "m"}}
-	conv, err := how.Converse(context.Background(), g)
+	conv, err := how.Converse(context.Background(), g, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
