@@ -140,7 +140,7 @@ func (s *fakeMachines) plan() *holdpointv1.RestorePlan {
 	}
 	return &holdpointv1.RestorePlan{
 		Machine: "web", Checkpoint: checkpoint(1), Newer: []*holdpointv1.Checkpoint{checkpoint(3), checkpoint(2)}, Commands: []string{"sleep 100"},
-		Effects: []string{"file /var/log/x was copied out"},
+		Effects: []*holdpointv1.Effect{{Kind: "copied-out", What: "/var/log/x", At: ago(90 * time.Minute)}},
 		Routes: []*holdpointv1.RouteChange{
 			{Host: "app.localhost", Change: "changed", Then: 8080, Now: 9090, Listening: "unknown"},
 			{Host: "gone.localhost", Change: "removed", Then: 80, Listening: "unknown"},
