@@ -10,7 +10,7 @@ import (
 )
 
 // past is a deadline that ends what waits.
-var past = time.Unix(1, 0)
+func past() time.Time { return time.Unix(1, 0) }
 
 // guestConn is one conversation at the guest. Read and Write may be called at
 // the same time, each by one goroutine.
@@ -116,8 +116,8 @@ func (c *guestConn) end() {
 	c.once.Do(func() {
 		c.mu.Lock()
 		c.ended = true
-		_ = c.g.port.SetReadDeadline(past)
-		_ = c.g.port.SetWriteDeadline(past)
+		_ = c.g.port.SetReadDeadline(past())
+		_ = c.g.port.SetWriteDeadline(past())
 		c.mu.Unlock()
 		close(c.done)
 	})

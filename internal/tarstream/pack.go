@@ -37,7 +37,7 @@ func Pack(ctx context.Context, w io.Writer, name string) error {
 		return fmt.Errorf("pack %q: a socket cannot be carried", name)
 	}
 	out := bufio.NewWriterSize(w, chunk)
-	p := &packer{ctx: ctx, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: make([]byte, chunk)}
+	p := &packer{ctx: ctx, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: make([]byte, chunk)}
 	if err := p.add(real, top, fi); err != nil {
 		return err
 	}
@@ -65,6 +65,7 @@ func topName(name string) (string, error) {
 
 type packer struct {
 	ctx   context.Context
+	out   *bufio.Writer
 	tw    *tar.Writer
 	links map[fileID]string // first name of each file with several
 	buf   []byte
@@ -164,6 +165,12 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 	}
 	if err := p.tw.WriteHeader(h); err != nil {
 		return kinded("pack", name, err)
+	}
+	if h.Size >= chunk {
+		// With nothing in it the buffer lets whole chunks through uncopied.
+		if err := p.out.Flush(); err != nil {
+			return fmt.Errorf("pack %q: %w", name, err)
+		}
 	}
 	for _, d := range pieces {
 		if err := p.copy(name, io.NewSectionReader(f, d.off, d.len), d.len); err != nil {
