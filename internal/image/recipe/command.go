@@ -8,10 +8,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
 )
 
 // grace is how long a canceled tool may take to clean up behind itself.
@@ -44,14 +48,22 @@ func (c Command) Run(ctx context.Context) error {
 	args := append([]string{"-c", `ulimit -n 1024; exec "$@"`, "sh"}, c.Args...)
 	cmd := exec.CommandContext(ctx, "/bin/sh", args...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = "/", c.Stdin, c.Stdout, c.Stderr
-	cmd.Env = slices.Concat(os.Environ(), []string{"PATH=" + searchPath, "LC_ALL=C.UTF-8"}, c.Env)
+	mark := markName + durable.NewID()
+	cmd.Env = slices.Concat(os.Environ(), []string{"PATH=" + searchPath, "LC_ALL=C.UTF-8", mark}, c.Env)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
+	cmd.Cancel = func() error {
+		err := unix.Kill(-cmd.Process.Pid, unix.SIGTERM)
+		endMarked(mark)
+		return err
+	}
 	cmd.WaitDelay = grace
 	err := cmd.Run()
 	if cmd.Process != nil {
 		// What is still there of the group has outlived its leader.
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
+	}
+	if err != nil {
+		endMarked(mark)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -60,6 +72,25 @@ func (c Command) Run(ctx context.Context) error {
 		return fmt.Errorf("run %s: %w", c.Args[0], err)
 	}
 	return nil
+}
+
+// markName begins the variable that marks what a Command started.
+const markName = "HOLDPOINT_COMMAND="
+
+// endMarked ends what left the tool's group: fakeroot's daemon does so and
+// outlives a fakeroot that is killed. It is asked to end, for it has message
+// queues to remove.
+func endMarked(mark string) {
+	environs, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is good
+	for _, path := range environs {
+		env, err := os.ReadFile(path)
+		if err != nil || !slices.Contains(strings.Split(string(env), "\x00"), mark) {
+			continue // ended meanwhile, or somebody else's
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			_ = unix.Kill(pid, unix.SIGTERM)
+		}
+	}
 }
 
 // findTool returns the path of a tool on searchPath.

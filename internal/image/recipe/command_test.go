@@ -30,7 +30,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// TestCommandCanceledEndsItsChildren: what the tool started in the background
+// TestCommandCanceledEndsItsChildren: what the tool started as a daemon
 // is ended with it, and the tool may clean up first.
 func TestCommandCanceledEndsItsChildren(t *testing.T) {
 	dir := t.TempDir()
@@ -46,7 +46,8 @@ func TestCommandCanceledEndsItsChildren(t *testing.T) {
 		cancel()
 		_, _ = io.Copy(io.Discard, r)
 	}()
-	script := `trap 'touch "$1/cleaned"; exit 1' TERM; sleep 1000 & echo $!; wait`
+	// The child leaves the group, as a daemon does.
+	script := `trap 'touch "$1/cleaned"; exit 1' TERM; setsid sleep 1000 & echo $!; wait`
 	err := Command{Args: []string{"sh", "-c", script, "sh", dir}, Stdout: w}.Run(ctx)
 	w.Close()
 	if !errors.Is(err, context.Canceled) {
