@@ -234,7 +234,8 @@ func (f *Fleet) remove(dir string) {
 
 // successor is asked for when a monitor died. It tries until it has one, the
 // run's end is proven, or the fleet is closed.
-func (f *Fleet) successor(dir string) (*monitor.Client, error) {
+func (f *Fleet) successor(run *Run) (*monitor.Client, error) {
+	dir := run.dir
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		client, err := monitor.Ensure(f.ctx, f.startConfig(dir))
 		if err == nil {
@@ -243,6 +244,7 @@ func (f *Fleet) successor(dir string) (*monitor.Client, error) {
 		if record, rerr := monitor.ReadRecord(dir); rerr == nil && record.Phase == monitor.Exited {
 			return nil, err
 		}
+		run.setLost()
 		f.cfg.Log.Error("start successor of a monitor", "dir", dir, "error", err, "again_in", wait)
 		select {
 		case <-f.ctx.Done():

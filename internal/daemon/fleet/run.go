@@ -35,6 +35,8 @@ type Run struct {
 	status  *monitorv1.StatusResponse
 	changed chan struct{}
 	ended   bool
+	// lost: its monitor died and no successor could be started yet.
+	lost bool
 }
 
 // follow keeps the run's status until it has ended or the fleet is closed.
@@ -55,7 +57,7 @@ func (f *Fleet) follow(machineID, runID, dir string, client *monitor.Client) *Ru
 			}
 			f.cfg.Log.Warn("a monitor is gone, starting its successor", "machine", machineID, "run", runID, "error", err)
 			run.closeClient()
-			next, err := f.successor(dir)
+			next, err := f.successor(run)
 			if f.ctx.Err() != nil {
 				return
 			}
@@ -109,7 +111,7 @@ func (r *Run) set(status *monitorv1.StatusResponse) {
 func (r *Run) replace(client *monitor.Client) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.client = client
+	r.client, r.lost = client, false
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
@@ -126,6 +128,20 @@ func (r *Run) end() {
 	r.ended = true
 	close(r.changed)
 	r.changed = make(chan struct{})
+}
+
+func (r *Run) setLost() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lost = true
+}
+
+// Lost reports whether the run has no monitor and none could be started: its
+// state is unknown until one is.
+func (r *Run) Lost() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lost
 }
 
 func (r *Run) exited() bool {

@@ -19,10 +19,9 @@ import (
 )
 
 // expelling is ctx that ends, with the reason, when a restore makes the
-// effect's generation history.
+// effect's generation history. Its goroutine ends with the returned cancel.
 func expelling(ctx context.Context, door *hold.Admission) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(ctx, func() {})
 	go func() {
 		select {
 		case <-door.Expelled():
@@ -30,10 +29,7 @@ func expelling(ctx context.Context, door *hold.Admission) (context.Context, cont
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, func() {
-		stop()
-		cancel(nil)
-	}
+	return ctx, func() { cancel(nil) }
 }
 
 // outcome is what a stream's client is told: the reason of its end where we
@@ -76,19 +72,9 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 		_, err = guest.Receive()
 		return outcome(ctx, run, what, err)
 	}
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		execInput(ctx, stream, guest, door)
-	}()
-	err = execOutput(stream, guest)
-	cancelled := ctx.Err()
-	cancel()
-	if err != nil && cancelled != nil {
-		// Receive in execInput ends with the request's context, not ours.
-		return outcome(ctx, run, what, err)
-	}
-	return outcome(ctx, run, what, err)
+	// It ends with the client's stream, which ends when this call does.
+	go execInput(ctx, stream, guest, door)
+	return outcome(ctx, run, what, execOutput(stream, guest))
 }
 
 // execName names a command for people.

@@ -110,6 +110,9 @@ func State(m catalog.Machine, run *fleet.Run) machine.State {
 	if run == nil || m.State == machine.Creating {
 		return m.State
 	}
+	if run.Lost() {
+		return machine.Unknown
+	}
 	switch run.Status().GetPhase() {
 	case monitorv1.Phase_PHASE_USER_PAUSED:
 		return machine.Paused

@@ -25,6 +25,9 @@ import (
 // undo of one that ran into its deadline still holds it.
 const leaseSlack = 5 * time.Minute
 
+// cancelTimeout is how long canceled operations get when the engine closes.
+const cancelTimeout = 5 * time.Second
+
 // errCanceled is the cause of a context whose operation was canceled.
 var errCanceled = errdefs.New(errdefs.Interrupted, "the operation was canceled")
 
@@ -255,8 +258,9 @@ func (e *Engine) Cancel(ctx context.Context, id string) (*holdpointv1.Operation,
 	return e.Wait(ctx, id)
 }
 
-// Close refuses new operations, interrupts none, and waits until ctx ends for
-// those that run. What runs longer is settled at the next start.
+// Close refuses new operations and waits until ctx ends for those that run;
+// then it cancels them and waits a moment more. What runs even longer is
+// settled at the next start.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true
@@ -270,6 +274,16 @@ func (e *Engine) Close(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
+	}
+	e.mu.Lock()
+	for _, w := range e.running {
+		w.cancel(errdefs.New(errdefs.Interrupted, "the daemon was stopped"))
+	}
+	e.mu.Unlock()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(cancelTimeout):
 		return fmt.Errorf("wait for operations: %w", context.Cause(ctx))
 	}
 }
