@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -43,7 +44,9 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	Usage(ts, neg, args, 3, "terminal N INPUT CMD…")
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)
-	cmd := exec.Command(args[2], args[3:]...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[2], args[3:]...)
 	cmd.Env = append(append(os.Environ(), Of(ts).Env...), "TERM=dumb")
 	cmd.Dir = ts.MkAbs(".")
 	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 24, Cols: 80})
@@ -72,6 +75,9 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	code := exitCode(ts, cmd.Wait())
 	<-read
+	if ctx.Err() != nil {
+		ts.Fatalf("it does not end; the terminal shows %q", s.text.String())
+	}
 	setStdout(ts, s.text.Bytes())
 	if code != want {
 		ts.Fatalf("exit code is %d, want %d", code, want)
