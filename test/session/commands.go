@@ -82,7 +82,7 @@ func cmdFails(ts *testscript.TestScript, neg bool, args []string) {
 	Usage(ts, neg, args, 3, "fails N PATTERN CMD…")
 	cmdCode(ts, false, append(args[:1:1], args[2:]...))
 	line := ts.ReadFile("stderr")
-	pattern, err := regexp.Compile(args[1])
+	pattern, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
 	switch {
 	case !strings.HasPrefix(line, "holdpoint: ") || strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n"):
@@ -165,7 +165,7 @@ func cmdKeep(ts *testscript.TestScript, neg bool, args []string) {
 
 func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
 	Usage(ts, neg, args, 2, "await PATTERN CMD…")
-	pattern, err := regexp.Compile(args[0])
+	pattern, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
 	var out bytes.Buffer
 	ts.Check(Await(func() error {

@@ -93,7 +93,7 @@ func cmdHTTPGet(ts *testscript.TestScript, neg bool, args []string) {
 	Usage(ts, neg, args, 2, "httpget URL PATTERN")
 	target, err := url.Parse(args[0])
 	ts.Check(err)
-	pattern, err := regexp.Compile(args[1])
+	pattern, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
 	c := &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
