@@ -131,6 +131,7 @@ func (a *Agent) Handler(opts ...connect.HandlerOption) (string, http.Handler) {
 	return agentv1connect.NewAgentServiceHandler(a, append([]connect.HandlerOption{
 		// The link is local: compressing costs more than it saves.
 		connect.WithCompression("gzip", nil, nil),
+		connect.WithCodec(codec{}),
 		connect.WithReadMaxBytes(maxMessage),
 	}, opts...)...)
 }

@@ -14,6 +14,7 @@ import (
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/tarstream"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -73,7 +74,7 @@ func (r *uploadReader) Read(p []byte) (int, error) {
 		}
 		r.rest = r.stream.Msg().GetData()
 	}
-	n := copy(p, r.rest)
+	n := link.Copy(p, r.rest)
 	r.rest = r.rest[n:]
 	return n, nil
 }

@@ -38,7 +38,7 @@ func (c *guestConn) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		if end := g.clean(); g.r < end {
-			n := copy(p, g.buf[g.r:end])
+			n := Copy(p, g.buf[g.r:end])
 			g.r += n
 			return n, nil
 		}

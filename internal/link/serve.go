@@ -32,6 +32,7 @@ func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
 			defer handlers.Done()
+			r.Body = piecewise{r.Body}
 			bw := &wholeWriter{ResponseWriter: w}
 			defer bw.flush()
 			cfg.Handler.ServeHTTP(bw, r)
@@ -137,7 +138,7 @@ func (w *wholeWriter) Write(p []byte) (int, error) {
 			return w.ResponseWriter.Write(p)
 		}
 	}
-	w.buf = append(w.buf, p...)
+	w.buf = Append(w.buf, p)
 	return len(p), nil
 }
 

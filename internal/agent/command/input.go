@@ -102,7 +102,7 @@ func (in *input) run() {
 	for {
 		p, err := in.next()
 		if errors.Is(err, io.EOF) && in.tty {
-			_, err = in.f.Write([]byte{4}) // end of input, typed
+			_, _ = in.f.Write([]byte{4}) // end of input, typed
 			return
 		}
 		if err == nil {
