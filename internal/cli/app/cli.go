@@ -110,6 +110,7 @@ func (a *App) OpenHome() (*home.Home, error) {
 	return home.Open(dir)
 }
 
+// Launcher finds, starts and replaces the daemon of the home.
 func (a *App) Launcher() (*launch.Launcher, error) {
 	h, err := a.OpenHome()
 	if err != nil {
@@ -221,6 +222,7 @@ type Output struct {
 	Human func(w io.Writer) error
 }
 
+// Print writes a verb's output: the object with --json, else what people read.
 func (a *App) Print(o Output) error {
 	if a.JSON {
 		return a.PrintJSON(o.Object)
@@ -239,6 +241,7 @@ func (a *App) Print(o Output) error {
 	return o.Human(a.Config.Stdout)
 }
 
+// PrintJSON writes one object to the standard output.
 func (a *App) PrintJSON(object any) error {
 	e := json.NewEncoder(a.Config.Stdout)
 	e.SetEscapeHTML(false)

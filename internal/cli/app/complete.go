@@ -66,6 +66,7 @@ func (a *App) candidates(ctx context.Context, ask func(context.Context, *client.
 	return names
 }
 
+// MachineNames completes names of machines.
 func (a *App) MachineNames(ctx context.Context) []string {
 	return a.candidates(ctx, func(ctx context.Context, c *client.Client) ([]string, error) {
 		res, err := c.Machines.List(ctx, connect.NewRequest(&holdpointv1.ListMachinesRequest{}))
@@ -76,6 +77,7 @@ func (a *App) MachineNames(ctx context.Context) []string {
 	})
 }
 
+// ImageNames completes names of images.
 func (a *App) ImageNames(ctx context.Context) []string {
 	return a.candidates(ctx, func(ctx context.Context, c *client.Client) ([]string, error) {
 		res, err := c.Images.List(ctx, connect.NewRequest(&holdpointv1.ListImagesRequest{}))
@@ -91,6 +93,7 @@ func (a *App) ImageNames(ctx context.Context) []string {
 	})
 }
 
+// CheckpointNames completes names and ids of checkpoints.
 func (a *App) CheckpointNames(ctx context.Context) []string { return a.checkpointNamesOf(ctx, "") }
 
 func (a *App) checkpointNamesOf(ctx context.Context, machine string) []string {
@@ -108,6 +111,7 @@ func (a *App) checkpointNamesOf(ctx context.Context, machine string) []string {
 	})
 }
 
+// HostNames completes published host names.
 func (a *App) HostNames(ctx context.Context) []string {
 	return a.candidates(ctx, func(ctx context.Context, c *client.Client) ([]string, error) {
 		res, err := c.Routes.List(ctx, connect.NewRequest(&holdpointv1.ListRoutesRequest{}))
@@ -118,7 +122,10 @@ func (a *App) HostNames(ctx context.Context) []string {
 	})
 }
 
-func (a *App) OperationIDs(ctx context.Context) []string    { return a.operationIDsOf(ctx, false) }
+// OperationIDs completes ids of running operations.
+func (a *App) OperationIDs(ctx context.Context) []string { return a.operationIDsOf(ctx, false) }
+
+// AllOperationIDs completes ids of operations, ended ones too.
 func (a *App) AllOperationIDs(ctx context.Context) []string { return a.operationIDsOf(ctx, true) }
 
 func (a *App) operationIDsOf(ctx context.Context, all bool) []string {

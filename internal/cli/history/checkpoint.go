@@ -19,6 +19,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
+// NewCheckpointList is the verb `checkpoint ls`.
 func NewCheckpointList(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "ls [MACHINE]", Short: "List checkpoints, newest first", MaxArgs: 1,
@@ -54,6 +55,7 @@ func runCheckpointList(ctx context.Context, a *app.App, machine string) error {
 	})
 }
 
+// NewCheckpointShow is the verb `checkpoint show`.
 func NewCheckpointShow(a *app.App) *cobra.Command {
 	var machine string
 	cmd := a.Command(app.Verb{
@@ -117,6 +119,7 @@ func restoreCommand(p *holdpointv1.Checkpoint) string {
 	return fmt.Sprintf("holdpoint restore %s %s --%s", p.GetMachine(), view.NameOf(p), p.GetKind())
 }
 
+// NewCheckpointRemove is the verb `checkpoint rm`.
 func NewCheckpointRemove(a *app.App) *cobra.Command {
 	var machine string
 	cmd := a.Command(app.Verb{

@@ -25,6 +25,7 @@ type checkpointCreateOptions struct {
 	allowCrash  bool
 }
 
+// NewCheckpointCreate is the verb `checkpoint create`.
 func NewCheckpointCreate(a *app.App) *cobra.Command {
 	var o checkpointCreateOptions
 	cmd := a.Command(app.Verb{

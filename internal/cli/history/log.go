@@ -16,6 +16,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
+// NewLog is the verb `log`.
 func NewLog(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "log [MACHINE]", Short: "Draw the tree of checkpoints",

@@ -24,6 +24,7 @@ type restoreOptions struct {
 	yes        bool
 }
 
+// NewRestore is the verb `restore`.
 func NewRestore(a *app.App) *cobra.Command {
 	var o restoreOptions
 	cmd := a.Command(app.Verb{

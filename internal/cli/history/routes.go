@@ -16,6 +16,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
+// NewExpose is the verb `expose`.
 func NewExpose(a *app.App) *cobra.Command {
 	var host string
 	cmd := a.Command(app.Verb{
@@ -51,6 +52,7 @@ func runExpose(ctx context.Context, a *app.App, machine, port, host string) erro
 	})
 }
 
+// NewUnexpose is the verb `unexpose`.
 func NewUnexpose(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "unexpose HOST", Short: "Withdraw a published host name", MinArgs: 1, MaxArgs: 1, Effect: true,
@@ -92,6 +94,7 @@ func printRoutes(a *app.App, op *client.Operation) error {
 	return a.Print(o)
 }
 
+// NewRoutes is the verb `routes`.
 func NewRoutes(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "routes [MACHINE]", Short: "List published host names", MaxArgs: 1, Object: view.Routes{},

@@ -24,6 +24,7 @@ type attachOptions struct {
 	interactive bool
 }
 
+// NewAttach is the verb `attach`.
 func NewAttach(a *app.App) *cobra.Command {
 	var o attachOptions
 	cmd := a.Command(app.Verb{

@@ -16,6 +16,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/tarstream"
 )
 
+// NewCopy is the verb `cp`.
 func NewCopy(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "cp SOURCE DESTINATION", Short: "Copy files between this host and a machine",

@@ -33,6 +33,7 @@ type execOptions struct {
 	detach      bool
 }
 
+// NewExec is the verb `exec`.
 func NewExec(a *app.App) *cobra.Command {
 	var o execOptions
 	cmd := a.Command(app.Verb{

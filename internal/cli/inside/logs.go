@@ -23,6 +23,7 @@ type logsOptions struct {
 	tail   uint32
 }
 
+// NewLogs is the verb `logs`.
 func NewLogs(a *app.App) *cobra.Command {
 	var o logsOptions
 	cmd := a.Command(app.Verb{

@@ -15,6 +15,7 @@ import (
 // loginShell starts the user's shell, or the best there is, as a login does.
 const loginShell = `[ -x "${SHELL:-}" ] && exec "$SHELL" -l; command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l`
 
+// NewShell is the verb `shell`.
 func NewShell(a *app.App) *cobra.Command {
 	var user string
 	cmd := a.Command(app.Verb{
