@@ -124,6 +124,18 @@ func exitFile(cfg machine.RunConfig) string {
 
 func rootDir(cfg machine.RunConfig) string { return filepath.Join(cfg.Dir, "root-"+cfg.RunID) }
 
+// executable is the binary that calls FakeMain.
+func (f *Fake) executable() (string, error) {
+	if f.cfg.Executable != "" {
+		return f.cfg.Executable, nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find own binary: %w", err)
+	}
+	return exe, nil
+}
+
 // Launch starts the machine's process and waits until it is ready.
 func (f *Fake) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, error) {
 	var built undo.Stack
@@ -133,12 +145,9 @@ func (f *Fake) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 		built.Add(func() { os.Remove(consolePath) })
 	}
 	built.Add(func() { removeFiles(cfg) })
-	exe := f.cfg.Executable
-	if exe == "" {
-		var err error
-		if exe, err = os.Executable(); err != nil {
-			return nil, fmt.Errorf("find own binary: %w", err)
-		}
+	exe, err := f.executable()
+	if err != nil {
+		return nil, err
 	}
 	spec, err := json.Marshal(fakeSpec{Run: cfg, Faults: f.cfg.Faults})
 	if err != nil {
