@@ -67,6 +67,9 @@ func (f *Fleet) follow(machineID, runID, dir string, client *monitor.Client) *Ru
 			}
 			run.replace(next)
 		}
+		// Who waits for the end finds it recorded; a run that is made the
+		// current one only now is told of right after.
+		f.ended(run)
 		run.end()
 		run.closeClient()
 		f.ended(run)
