@@ -169,7 +169,7 @@ func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	var out bytes.Buffer
 	ts.Check(Await(func() error {
-		cmd := exec.Command(args[1], args[2:]...)
+		cmd := exec.Command(Of(ts).program(args[1]), args[2:]...)
 		cmd.Env = append(os.Environ(), Of(ts).Env...)
 		cmd.Dir = ts.MkAbs(".")
 		out.Reset()

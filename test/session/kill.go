@@ -26,6 +26,14 @@ func (s *Session) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// program is the path of the program that a script calls name.
+func (s *Session) program(name string) string {
+	if name == "holdpoint" && s.Binary != "" {
+		return s.Binary
+	}
+	return name
+}
+
 // Run runs a command line of the session's holdpoint.
 func (s *Session) Run(args ...string) (Result, error) {
 	return finish(s.Command(args...))

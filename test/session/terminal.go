@@ -46,7 +46,7 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, args[2], args[3:]...)
+	cmd := exec.CommandContext(ctx, Of(ts).program(args[2]), args[3:]...)
 	cmd.Env = append(append(os.Environ(), Of(ts).Env...), "TERM=dumb")
 	cmd.Dir = ts.MkAbs(".")
 	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 24, Cols: 80})
