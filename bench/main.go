@@ -67,7 +67,7 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	t := &table{}
+	t := &table{log: os.Stderr}
 	for _, m := range []measurement{
 		{"boot", measureBoot},
 		{"idle", measureIdle},

@@ -26,9 +26,14 @@ type row struct {
 type table struct {
 	stamp []string
 	rows  []row
+	// log is told each row as it comes.
+	log io.Writer
 }
 
-func (t *table) add(r row) { t.rows = append(t.rows, r) }
+func (t *table) add(r row) {
+	t.rows = append(t.rows, r)
+	fmt.Fprintf(t.log, "  %s: %s %s\n", r.What, r.Measured, r.Phases)
+}
 
 // write prints the table as Markdown.
 func (t *table) write(w io.Writer) error {
