@@ -1,7 +1,5 @@
 package link
 
-import "io"
-
 // copyPiece is the size up to which Go copies memory with SSE on a CPU without
 // AVX. Larger copies between places of different alignment go byte by byte
 // there (runtime/memmove_amd64.s), which an emulated CPU does at 200 MB/s
@@ -28,11 +26,4 @@ func Append(dst, src []byte) []byte {
 	dst = dst[:at+len(src)]
 	Copy(dst[at:], src)
 	return dst
-}
-
-// piecewise reads in pieces, so that whoever copies for it copies fast.
-type piecewise struct{ io.ReadCloser }
-
-func (p piecewise) Read(b []byte) (int, error) {
-	return p.ReadCloser.Read(b[:min(len(b), copyPiece)])
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -32,7 +33,7 @@ func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
 			defer handlers.Done()
-			r.Body = piecewise{r.Body}
+			r.Body = &wholeReader{ReadCloser: r.Body}
 			bw := &wholeWriter{ResponseWriter: w}
 			defer bw.flush()
 			cfg.Handler.ServeHTTP(bw, r)
@@ -164,3 +165,30 @@ func (w *wholeWriter) Flush() { _ = w.FlushError() }
 
 // Unwrap gives http.ResponseController the writer below.
 func (w *wholeWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// wholeReader reads a request in large pieces: HTTP/2 answers each read with a
+// window update of its own, which is a write to the port.
+type wholeReader struct {
+	io.ReadCloser
+	buf  []byte
+	rest []byte
+}
+
+const wholeReaderSize = 256 << 10
+
+// Read reads what is there.
+func (r *wholeReader) Read(p []byte) (int, error) {
+	if len(r.rest) == 0 {
+		if r.buf == nil {
+			r.buf = make([]byte, wholeReaderSize)
+		}
+		n, err := r.ReadCloser.Read(r.buf)
+		if n == 0 {
+			return 0, err
+		}
+		r.rest = r.buf[:n] // an error comes again
+	}
+	n := Copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
