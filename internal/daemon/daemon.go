@@ -157,7 +157,7 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener) error {
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{
-		Handler: d.Handler(), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second,
+		Handler: idling(d.Handler()), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second,
 		HTTP2:    &http.HTTP2Config{MaxReceiveBufferPerConnection: 16 << 20, MaxReceiveBufferPerStream: 4 << 20, MaxReadFrameSize: 1 << 20},
 		ErrorLog: slog.NewLogLogger(d.cfg.Log.Handler(), slog.LevelDebug),
 	}

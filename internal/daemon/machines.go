@@ -223,6 +223,7 @@ func (d machineAPI) Stop(ctx context.Context, req *connect.Request[holdpointv1.S
 		if run == nil {
 			return errdefs.New(errdefs.WrongState, "stop: machine %s has no run here; run holdpoint daemon stop and try again", m.Name)
 		}
+		defer d.keeper.Tidy(m.ID)
 		if r.GetForce() {
 			return run.Kill(ctx)
 		}

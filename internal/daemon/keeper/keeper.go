@@ -136,8 +136,15 @@ func (k *Keeper) exited(machineID string, run *fleet.Run) {
 	if err != nil && !errdefs.Is(err, errdefs.WrongState) && !errdefs.Is(err, errdefs.NotFound) {
 		k.cfg.Log.Error("record the end of a run", "machine", machineID, "error", err)
 	}
-	k.fleet.Tidy(machineID)
+	// An operation tidies up when the guest is back: each removal is synced,
+	// and until then the machine stands still.
+	if m, err := k.cfg.Catalog.GetMachine(ctx, machineID); err == nil && m.HeldBy == "" {
+		k.fleet.Tidy(machineID)
+	}
 }
+
+// Tidy removes what ended runs of a machine that is stopped left behind.
+func (k *Keeper) Tidy(machineID string) { k.fleet.Tidy(machineID) }
 
 // Adopt takes hold of what an earlier daemon left running of the machine, or
 // records that it has ended meanwhile.
