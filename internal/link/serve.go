@@ -9,16 +9,11 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"time"
 )
 
 // ServeConfig is what the guest's end of the link serves.
 type ServeConfig struct {
 	Handler http.Handler
-	// Idle, if not nil, is called each time that the last request of a
-	// conversation has been answered and the answer was written to the port,
-	// and when a conversation ends.
-	Idle func()
 	// Log gets what HTTP/2 complains about; nil discards it.
 	Log *slog.Logger
 }
@@ -28,7 +23,7 @@ type ServeConfig struct {
 func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
-	var handlers, idlers sync.WaitGroup
+	var handlers sync.WaitGroup
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
@@ -45,79 +40,15 @@ func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 	if cfg.Log != nil {
 		srv.ErrorLog = slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn)
 	}
-	if cfg.Idle != nil {
-		srv.ConnState = func(c net.Conn, s http.ConnState) {
-			if s == http.StateIdle || s == http.StateClosed {
-				wrote := c.(*countedConn).nextWrite()
-				idlers.Go(func() {
-					if s == http.StateIdle {
-						waitBriefly(wrote)
-					}
-					cfg.Idle()
-				})
-			}
-		}
-	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
-	err := srv.Serve(countedListener{l})
+	err := srv.Serve(l)
 	stop()
 	_ = srv.Close()
 	handlers.Wait()
-	idlers.Wait()
 	if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
 		return context.Cause(ctx)
 	}
 	return fmt.Errorf("serve the agent link: %w", err)
-}
-
-// waitBriefly waits for the write that flushes an answer. HTTP/2 calls a
-// connection idle when the last frame is in its buffer, and flushes it next;
-// the limit is for the case that the buffer was full just then.
-func waitBriefly(wrote <-chan struct{}) {
-	t := time.NewTimer(50 * time.Millisecond)
-	defer t.Stop()
-	select {
-	case <-wrote:
-	case <-t.C:
-	}
-}
-
-// countedListener's connections tell when a write has ended.
-type countedListener struct{ net.Listener }
-
-func (l countedListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &countedConn{Conn: c}, nil
-}
-
-type countedConn struct {
-	net.Conn
-	mu   sync.Mutex
-	next chan struct{}
-}
-
-// nextWrite is closed when the next write to begin or the one under way ends.
-func (c *countedConn) nextWrite() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.next == nil {
-		c.next = make(chan struct{})
-	}
-	return c.next
-}
-
-func (c *countedConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.next != nil {
-		close(c.next)
-		c.next = nil
-	}
-	return n, err
 }
 
 // wholeWriter gathers what is written between two flushes, so that a message
