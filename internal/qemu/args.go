@@ -50,7 +50,7 @@ func arguments(caps host.Capabilities, cfg machine.RunConfig) ([]string, error) 
 		"-pidfile", path(pidFile),
 		"-accel", cfg.Accelerator,
 		"-M", caps.MachineType + host.MachineOptions + ",memory-backend=ram",
-		"-cpu", caps.CPUModel,
+		"-cpu", caps.CPU(cfg.Accelerator),
 		"-smp", strconv.Itoa(cfg.CPUs),
 		"-m", fmt.Sprintf("%dM", cfg.MemoryBytes>>20),
 		"-object", object(map[string]any{

@@ -71,6 +71,23 @@ func (h *Host) Accelerator(ctx context.Context, kernel string) (Acceleration, er
 	return a, nil
 }
 
+// tcgFeatures are added to the CPU model under emulation, where they cost
+// nothing and every QEMU since 7.2 has them. Without AVX, Go's memmove copies
+// blocks over 2 KiB that are not aligned by REP MOVSB, which TCG carries out
+// byte by byte: measured 0.2 GB/s against 1.3 to 2.3 with AVX, in a guest agent
+// that does little else than copy. Linux 6.1 hangs early when it finds xsave
+// without xsaveopt.
+const tcgFeatures = ",xsave=on,xsaveopt=on,avx=on,avx2=on"
+
+// CPU is the value of -cpu under an accelerator: what the host's own processor
+// must be able to do differs from what emulation can do anyway.
+func (c Capabilities) CPU(accelerator string) string {
+	if accelerator == "tcg" {
+		return c.CPUModel + tcgFeatures
+	}
+	return c.CPUModel
+}
+
 // openKVM has a reason when the device cannot even be opened.
 func (h *Host) openKVM() Acceleration {
 	f, err := os.OpenFile(h.cfg.KVMDevice, os.O_RDWR, 0)

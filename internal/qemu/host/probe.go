@@ -58,7 +58,7 @@ type Capabilities struct {
 	Line    string `json:"line"`
 	// MachineType is the highest versioned q35 of upstream QEMU.
 	MachineType string `json:"machine_type"`
-	// CPUModel is what -cpu gets: a model, its version and its features.
+	// CPUModel is the CPU under KVM: a model, its version and its features; see CPU.
 	CPUModel string `json:"cpu_model"`
 	// DeviceState is whether QEMU can save its devices without memory
 	// (xen-save-devices-state), which full checkpoints need.
