@@ -207,14 +207,17 @@ func (d *Daemon) Close(ctx context.Context) error {
 	return errors.Join(err, d.catalog.Close(), d.lock.Unlock())
 }
 
-// sweep removes layers that nothing needs any more, after an operation, and
-// lets the proxy look at its connections.
+// sweep removes layers and ended runs that nothing needs any more, after an
+// operation, and lets the proxy look at its connections.
 func (d *Daemon) sweep(ctx context.Context) {
 	d.mu.Lock()
 	settled := d.settled
 	d.mu.Unlock()
 	if settled != nil {
 		settled(ctx)
+	}
+	if err := d.keeper.Sweep(ctx); err != nil {
+		d.cfg.Log.Warn("sweep ended runs", "error", err)
 	}
 	if err := d.capturer.Sweep(ctx); err != nil {
 		d.cfg.Log.Warn("sweep unreferenced layers", "error", err)

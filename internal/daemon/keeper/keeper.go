@@ -146,6 +146,21 @@ func (k *Keeper) exited(machineID string, run *fleet.Run) {
 // Tidy removes what ended runs of a machine that is stopped left behind.
 func (k *Keeper) Tidy(machineID string) { k.fleet.Tidy(machineID) }
 
+// Sweep removes what ended runs left behind of all machines that no operation
+// holds: those that a restore replaced, or whose monitor died, end unheard of.
+func (k *Keeper) Sweep(ctx context.Context) error {
+	machines, err := k.cfg.Catalog.ListMachines(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range machines {
+		if m.HeldBy == "" {
+			k.fleet.Tidy(m.ID, m.RunID)
+		}
+	}
+	return nil
+}
+
 // Adopt takes hold of what an earlier daemon left running of the machine, or
 // records that it has ended meanwhile.
 func (k *Keeper) Adopt(ctx context.Context, m catalog.Machine) error {

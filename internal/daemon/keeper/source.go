@@ -36,15 +36,7 @@ func (s *Source) Stop(ctx context.Context) (clean bool, err error) {
 }
 
 // Kill ends the run as a power cut would.
-func (s *Source) Kill(ctx context.Context) error {
-	err := s.run.Kill(ctx)
-	if err == nil {
-		// A restore has made another run the current one: the end of this one
-		// is told to nobody else.
-		s.keeper.fleet.Tidy(s.machine)
-	}
-	return err
-}
+func (s *Source) Kill(ctx context.Context) error { return s.run.Kill(ctx) }
 
 // Pause stops the vCPUs.
 func (s *Source) Pause(ctx context.Context) error { return s.run.Pause(ctx) }
@@ -136,6 +128,7 @@ func (k *Keeper) Drop(ctx context.Context, operationID string, m catalog.Machine
 func (k *Keeper) Forget(machineID string) error {
 	k.fleet.SetCurrent(machineID, nil)
 	k.cfg.Gates.Forget(machineID)
+	k.fleet.Tidy(machineID)
 	if err := k.cfg.Files.RemoveAll(k.cfg.Home.Machine(machineID)); err != nil {
 		return errors.Join(errdefs.New(errdefs.Storage, "remove the folder of machine %s", machineID), err)
 	}
