@@ -268,6 +268,17 @@ func (d machineAPI) Remove(ctx context.Context, req *connect.Request[holdpointv1
 		if state != machine.Stopped && !r.GetForce() {
 			return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
 		}
+		checkpoints, err := d.catalog.ListCheckpoints(ctx, m.ID)
+		if err != nil {
+			return nil, err
+		}
+		if len(checkpoints) > 0 && !r.GetForce() {
+			return nil, errdefs.New(errdefs.Referenced, "rm: %d checkpoints of machine %s would go with it; see holdpoint checkpoint ls %s, or remove it with them by holdpoint rm --force %s",
+				len(checkpoints), m.Name, m.Name, m.Name)
+		}
+		if len(checkpoints) > 0 {
+			w.Note("%d checkpoints of machine %s went with it", len(checkpoints), m.Name)
+		}
 		if err := w.Enter(ctx, "remove", "removing the machine", settle.RunDetail{MachineID: m.ID}); err != nil {
 			return nil, err
 		}

@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"time"
 
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
@@ -67,9 +68,9 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 			log.Warn("close the daemon", "error", closeErr)
 		}
 	}()
-	door, err := proxy.Start(proxy.Config{Backend: backend{d}, Logger: log})
+	door, err := startProxy(cfg, d, log)
 	if err != nil {
-		return fmt.Errorf("start the proxy: %w", err)
+		return err
 	}
 	defer func() {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -92,6 +93,32 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 	}
 	defer func() { _, _ = sdnotify.SdNotify(false, sdnotify.SdNotifyStopping) }() // nobody waits for it
 	return d.Serve(ctx, listener)
+}
+
+// startProxy starts the proxy on the port that the home's published URLs had
+// before, as long as it is free.
+func startProxy(cfg DaemonConfig, d *daemon.Daemon, log *slog.Logger) (*proxy.Proxy, error) {
+	path := cfg.Home.ProxyPort()
+	remembered, _ := os.ReadFile(path)          // none yet, or nothing is lost
+	port, _ := strconv.Atoi(string(remembered)) // 0 is the default
+	if port < 0 || port > 65535 {
+		port = 0
+	}
+	door, err := proxy.Start(proxy.Config{Backend: backend{d}, Logger: log, Port: port})
+	if err != nil {
+		return nil, fmt.Errorf("start the proxy: %w", err)
+	}
+	_, now, err := net.SplitHostPort(door.Addr())
+	if err == nil && now != string(remembered) {
+		if port != 0 {
+			log.Warn("the port of published URLs has changed", "was", port, "now", now)
+		}
+		err = cfg.Files.WriteFile(path, []byte(now), 0o600)
+	}
+	if err != nil {
+		log.Warn("remember the port of the proxy", "error", err)
+	}
+	return door, nil
 }
 
 // cutDead ends the proxy's connections into machines that no route leads to

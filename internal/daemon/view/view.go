@@ -146,6 +146,8 @@ func (v *Viewer) MachineResult(ctx context.Context, id string) (*holdpointv1.Ope
 	if err != nil {
 		return nil, err
 	}
+	// The operation that this is the outcome of is over for whoever reads it.
+	shown.Operation = ""
 	return &holdpointv1.OperationResult{Machine: shown}, nil
 }
 
