@@ -21,6 +21,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/guest"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/daemon/idle"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/settle"
@@ -157,7 +158,7 @@ func (d *Daemon) Serve(ctx context.Context, l net.Listener) error {
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
 	server := &http.Server{
-		Handler: idling(d.Handler()), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second,
+		Handler: idle.Handler(d.Handler()), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second,
 		HTTP2:    &http.HTTP2Config{MaxReceiveBufferPerConnection: 16 << 20, MaxReceiveBufferPerStream: 4 << 20, MaxReadFrameSize: 1 << 20},
 		ErrorLog: slog.NewLogLogger(d.cfg.Log.Handler(), slog.LevelDebug),
 	}

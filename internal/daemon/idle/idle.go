@@ -1,6 +1,8 @@
 //go:build linux
 
-package daemon
+// Package idle gives memory back to the host when nobody asks for anything. It
+// frees nothing itself: the runtime does.
+package idle
 
 import (
 	"net/http"
@@ -9,13 +11,13 @@ import (
 	"time"
 )
 
-// idleAfter is how long nothing must be asked before memory is given back.
-const idleAfter = 5 * time.Second
+// after is how long nothing must be asked before memory is given back.
+const after = 5 * time.Second
 
-// idling gives the memory that calls needed back to the host when they are
+// Handler gives the memory that calls needed back to the host when they are
 // over: a copy of gigabytes leaves tens of megabytes of buffers, and the
 // runtime alone keeps those for minutes.
-func idling(next http.Handler) http.Handler {
+func Handler(next http.Handler) http.Handler {
 	var (
 		mu     sync.Mutex
 		active int
@@ -32,7 +34,7 @@ func idling(next http.Handler) http.Handler {
 			mu.Lock()
 			defer mu.Unlock()
 			if active--; active == 0 {
-				timer = time.AfterFunc(idleAfter, debug.FreeOSMemory)
+				timer = time.AfterFunc(after, debug.FreeOSMemory)
 			}
 		}()
 		next.ServeHTTP(w, r)
