@@ -32,7 +32,7 @@ func machine(name string) *holdpointv1.Machine {
 
 func image() *holdpointv1.Image {
 	return &holdpointv1.Image{
-		Name: "debian", BuildId: "b0123456789abcdef", Architecture: "amd64", DiskBytes: 4 << 30, StoredBytes: 300 << 20,
+		Name: "debian", BuildId: "b0123456789abcdef", Architecture: "x86_64", DiskBytes: 4 << 30, StoredBytes: 300 << 20,
 		CreatedAt: ago(50 * time.Hour), KernelVersion: "6.1.0-30-cloud-amd64", Packages: []string{"nginx", "curl"}, UsedBy: 1,
 	}
 }
@@ -103,7 +103,11 @@ func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.Get
 	if r.Msg.GetMachine() != "web" {
 		return nil, notFound("machine", r.Msg.GetMachine())
 	}
-	return connect.NewResponse(machine("web")), nil
+	m := machine("web")
+	if s.f.stopped {
+		m.State = "stopped"
+	}
+	return connect.NewResponse(m), nil
 }
 
 func (s *fakeMachines) result() *holdpointv1.OperationResult {
@@ -162,6 +166,11 @@ type fakeCheckpoints struct {
 }
 
 func (s *fakeCheckpoints) Create(_ context.Context, r *connect.Request[holdpointv1.CreateCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	if s.f.stopped {
+		return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{
+			Checkpoint: checkpoint(1), DowntimeMs: 3, ReturnMs: 50, DurableMs: 50, CopyMs: 3, DiskBytes: 6 << 20,
+		}})
+	}
 	return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{
 		Checkpoint: checkpoint(1), DowntimeMs: 5123.4, ReturnMs: 5200, DurableMs: 850, StopMs: 800, CopyMs: 23.4, BootMs: 4300, DiskBytes: 6 << 20,
 	}})
@@ -268,6 +277,10 @@ type fakeGuest struct {
 	root string
 	// begun is closed when "wait" has come; nil for nobody who cares.
 	begun chan struct{}
+	// inputs gets what comes first to "input".
+	inputs chan string
+	// refuse is the error every exec ends with; nil for none.
+	refuse error
 }
 
 func (s *fakeGuest) ListCommands(context.Context, *connect.Request[holdpointv1.ListGuestCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
@@ -329,7 +342,10 @@ func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpoi
 	if first.GetMachine() != "web" {
 		return notFound("machine", first.GetMachine())
 	}
-	c := &fakeCommand{ctx: ctx, stream: stream, begun: s.begun}
+	if s.refuse != nil {
+		return wire.Encode(s.refuse)
+	}
+	c := &fakeCommand{ctx: ctx, stream: stream, begun: s.begun, inputs: s.inputs}
 	if attach := first.GetMessage().GetAttach(); attach != nil {
 		c.started()
 		c.stdout("history of " + attach.GetCommandId() + "\n")
@@ -342,6 +358,7 @@ func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpoi
 type fakeCommand struct {
 	ctx    context.Context
 	begun  chan struct{}
+	inputs chan<- string
 	stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]
 }
 
@@ -387,6 +404,9 @@ func (c *fakeCommand) run(start *agentv1.ExecStart) error {
 		return wire.Encode(errdefs.New(errdefs.WrongState, "exec in web: the machine is stopped; `holdpoint start web` boots it"))
 	case "gone":
 		return nil
+	case "input":
+		c.started()
+		c.inputs <- c.firstInput()
 	case "hang":
 		c.started()
 		c.stdout("here\n")
@@ -399,6 +419,21 @@ func (c *fakeCommand) run(start *agentv1.ExecStart) error {
 		c.input(argv[0])
 	}
 	return nil
+}
+
+// firstInput says what comes first: "data", "end", or "closed" for neither.
+func (c *fakeCommand) firstInput() string {
+	for {
+		m, err := c.stream.Receive()
+		switch {
+		case err != nil:
+			return "closed"
+		case m.GetMessage().GetStdinEnd() != nil:
+			return "end"
+		case m.GetMessage().GetStdin() != nil:
+			return "data"
+		}
+	}
 }
 
 // input serves cat and trap, which read.

@@ -52,6 +52,8 @@ type fake struct {
 	admitted chan string
 	plan     *holdpointv1.RestorePlan
 	commands []*agentv1.Command
+	// stopped is whether the machine is.
+	stopped bool
 }
 
 func (f *fake) note(m proto.Message) {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -36,7 +37,7 @@ func runImageList(ctx context.Context, a *app.App) error {
 			o.Terse = append(o.Terse, i.GetBuildId())
 			rows = append(rows, []string{
 				view.Dash(i.GetName()), view.Short(i.GetBuildId()), i.GetArchitecture(), view.Size(i.GetDiskBytes()),
-				view.Size(i.GetStoredBytes()), view.Age(view.TimeOf(i.GetCreatedAt()), time.Now()), view.Count(int(i.GetUsedBy()), "user"),
+				view.Size(i.GetStoredBytes()), view.Age(view.TimeOf(i.GetCreatedAt()), time.Now()), usedBy(i),
 			})
 		}
 		o.Human = func(w io.Writer) error {
@@ -44,6 +45,18 @@ func runImageList(ctx context.Context, a *app.App) error {
 		}
 		return a.Print(o)
 	})
+}
+
+// usedBy counts the machines and checkpoints that need the image.
+func usedBy(i *holdpointv1.Image) string {
+	switch n := i.GetUsedBy(); n {
+	case 0:
+		return "nothing"
+	case 1:
+		return "1 machine or checkpoint"
+	default:
+		return fmt.Sprintf("%d machines and checkpoints", n)
+	}
 }
 
 func newImageInspect(a *app.App) *cobra.Command {
@@ -74,7 +87,7 @@ func runImageInspect(ctx context.Context, a *app.App, image string) error {
 					{"disk", view.Size(i.GetDiskBytes())},
 					{"stored", view.Size(i.GetStoredBytes())},
 					{"created", view.Age(view.TimeOf(i.GetCreatedAt()), time.Now())},
-					{"used by", view.Count(int(i.GetUsedBy()), "machine or checkpoint")},
+					{"used by", usedBy(i)},
 					{"packages", strings.Join(i.GetPackages(), " ")},
 				})
 			},

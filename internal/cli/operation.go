@@ -61,18 +61,39 @@ func runOperationList(ctx context.Context, a *app.App, o operationListOptions) e
 
 func newOperationShow(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
-		Use: "show OPERATION", Short: "Show an operation", MinArgs: 1, MaxArgs: 1,
+		Use: "show OPERATION", Short: "Show an operation",
+		Long:    `Show an operation by its id, a beginning of it, or "last" for the one begun last.`,
+		MinArgs: 1, MaxArgs: 1,
 		Object: view.OperationObject{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.AllOperationIDs),
 		Run: func(ctx context.Context, args []string) error {
 			return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
-				res, err := c.Operations.Get(ctx, operationRequest(args[0]))
+				op, err := findOperation(ctx, c, args[0])
 				if err != nil {
 					return err
 				}
-				return printOperation(a, res.Msg)
+				return printOperation(a, op)
 			})
 		},
 	})
+}
+
+// findOperation is the operation of the id; "last" is the one begun last.
+func findOperation(ctx context.Context, c *client.Client, id string) (*client.Operation, error) {
+	if id != "last" {
+		res, err := c.Operations.Get(ctx, operationRequest(id))
+		if err != nil {
+			return nil, err
+		}
+		return res.Msg, nil
+	}
+	res, err := c.Operations.List(ctx, connect.NewRequest(&holdpointv1.ListOperationsRequest{All: true}))
+	if err != nil {
+		return nil, err
+	}
+	if len(res.Msg.GetOperations()) == 0 {
+		return nil, errdefs.New(errdefs.NotFound, "operation last: none was begun yet in this home")
+	}
+	return res.Msg.GetOperations()[0], nil
 }
 
 func operationRequest(id string) *connect.Request[holdpointv1.GetOperationRequest] {
@@ -94,15 +115,15 @@ func runOperationWait(ctx context.Context, a *app.App, id string) error {
 	return a.With(ctx, func(c *client.Client) error {
 		admitted := make(chan *client.Operation, 1)
 		op, err := a.Await(ctx, c, false, admitted, func(ctx context.Context, progress func(*client.Operation)) (*client.Operation, error) {
-			res, err := c.Operations.Get(ctx, operationRequest(id))
+			op, err := findOperation(ctx, c, id)
 			if err != nil {
 				return nil, err
 			}
-			admitted <- res.Msg
-			if client.Ended(res.Msg) {
-				return res.Msg, client.Outcome(res.Msg)
+			admitted <- op
+			if client.Ended(op) {
+				return op, client.Outcome(op)
 			}
-			return c.WaitOperation(ctx, res.Msg.GetId(), progress)
+			return c.WaitOperation(ctx, op.GetId(), progress)
 		})
 		if err != nil {
 			return err
@@ -115,12 +136,20 @@ func newOperationCancel(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "cancel OPERATION", Short: "End an operation and undo it",
 		Long: `End an operation and wait until what it did is undone. One past its last undoable
-step ends as done; the state printed says which it was.`,
+step ends as done; the state printed says which it was. One that has ended before is
+WRONG_STATE.`,
 		MinArgs: 1, MaxArgs: 1, Object: view.OperationObject{}, Complete: app.First(a.OperationIDs),
 		Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.WrongState, errdefs.OutcomeUnknown, errdefs.Deadline},
 		Run: func(ctx context.Context, args []string) error {
 			return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
-				res, err := c.Operations.Cancel(ctx, operationRequest(args[0]))
+				op, err := findOperation(ctx, c, args[0])
+				if err != nil {
+					return err
+				}
+				if client.Ended(op) {
+					return errdefs.New(errdefs.WrongState, "operation cancel: %s (%s) has ended: %s", op.GetId(), op.GetVerb(), outcomeOf(op))
+				}
+				res, err := c.Operations.Cancel(ctx, operationRequest(op.GetId()))
 				if err != nil {
 					return err
 				}
@@ -128,6 +157,14 @@ step ends as done; the state printed says which it was.`,
 			})
 		},
 	})
+}
+
+// outcomeOf says how an operation ended.
+func outcomeOf(op *client.Operation) string {
+	if e := op.GetError(); e != nil {
+		return view.StateOf(op.GetState()) + ", " + e.GetKind() + ": " + e.GetMessage()
+	}
+	return view.StateOf(op.GetState())
 }
 
 func printOperation(a *app.App, op *client.Operation) error {

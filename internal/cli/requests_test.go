@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 func machineOperation() *holdpointv1.Operation {
@@ -119,7 +120,7 @@ func TestExecStreams(t *testing.T) {
 	}{
 		{"input passes through", big, []string{"exec", "web", "-i", "--", "cat"}, run{0, big, ""}},
 		{"without -i there is none", "unread", []string{"exec", "web", "--", "cat"}, run{0, "", ""}},
-		{"the exit code is the command's", "", []string{"exec", "web", "fail", "42"}, run{42, "", ""}},
+		{"the exit code is the command's", "", []string{"exec", "web", "--", "fail", "42"}, run{42, "", ""}},
 		{"a command that is missing", "", []string{"exec", "web", "--", "missing"}, run{127, "", "holdpoint: exec in web: missing: not found\n"}},
 		{"our own failure", "", []string{"exec", "web", "--", "busy"}, run{125, "", "holdpoint: exec in web: the machine is stopped; `holdpoint start web` boots it\n"}},
 		{"a stream that breaks off", "", []string{"exec", "web", "--", "gone"}, run{125, "", "holdpoint: exec in web: the connection ended before the command did; look with `holdpoint exec web -- ps`\n"}},
@@ -133,6 +134,38 @@ func TestExecStreams(t *testing.T) {
 				t.Errorf("got code %d, stdout %.200q, stderr %q", got.code, got.stdout, got.stderr)
 			}
 		})
+	}
+}
+
+// The input of a detached command is empty, unless it is kept open for those
+// who attach later.
+func TestDetachedInput(t *testing.T) {
+	for flags, end := range map[string]bool{"": true, "-i": false, "-t": false, "-it": false} {
+		f, dir := serve(t)
+		f.guest.inputs = make(chan string, 1)
+		args := append([]string{"exec", "web", "--detach"}, strings.Fields(flags)...)
+		if got, want := holdpoint(dir, "unread", append(args, "--", "input")...), (run{0, "cmd-1\n", ""}); got != want {
+			t.Errorf("exec --detach %s: %+v", flags, got)
+		}
+		want := "closed"
+		if end {
+			want = "end"
+		}
+		if got := <-f.guest.inputs; got != want {
+			t.Errorf("exec --detach %s: the input's first message is %q, want %q", flags, got, want)
+		}
+	}
+}
+
+// A machine that refuses is told of by the verb that was given.
+func TestShellOfStoppedMachine(t *testing.T) {
+	f, dir := serve(t)
+	f.guest.refuse = errdefs.New(errdefs.WrongState, "exec: machine web is stopped; run holdpoint start web")
+	if got, want := holdpoint(dir, "", "shell", "web"), (run{125, "", "holdpoint: shell: machine web is stopped; run holdpoint start web\n"}); got != want {
+		t.Errorf("shell: %+v", got)
+	}
+	if got, want := holdpoint(dir, "", "exec", "web", "--", "x"), (run{125, "", "holdpoint: exec: machine web is stopped; run holdpoint start web\n"}); got != want {
+		t.Errorf("exec: %+v", got)
 	}
 }
 

@@ -32,21 +32,27 @@ func Main(cfg Config) int {
 
 // newRoot makes the command with all verbs below it.
 func newRoot(a *app.App) *cobra.Command {
+	var version bool
 	root := &cobra.Command{
 		Use:   "holdpoint VERB",
 		Short: "Real machines for AI agents, with everything they do undoable",
 		Long: `holdpoint runs Linux machines for AI agents and keeps checkpoints of them, so
 that what an agent did can be undone.`,
 		SilenceErrors: true, SilenceUsage: true, DisableFlagsInUseLine: true,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		Args:              cobra.ArbitraryArgs,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:                       cobra.ArbitraryArgs,
+		SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return errdefs.New(errdefs.Invalid, "%s: there is no such verb; see `holdpoint --help`", args[0])
+			switch {
+			case len(args) > 0:
+				return errdefs.New(errdefs.Invalid, "%s: there is no such verb%s; see `holdpoint --help`", args[0], app.DidYouMean(cmd, args[0]))
+			case version:
+				return runVersion(a)
 			}
 			return cmd.Help()
 		},
 	}
+	root.Flags().BoolVar(&version, "version", false, "print the version of this program, as the verb version does")
 	root.SetIn(a.Config.Stdin)
 	root.SetOut(a.Config.Stdout)
 	root.SetErr(a.Config.Stderr)

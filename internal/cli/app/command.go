@@ -72,7 +72,7 @@ func checkArgs(cmd *cobra.Command, v Verb, args []string) error {
 func (a *App) Group(name, short string, verbs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: name + " VERB", Short: short, DisableFlagsInUseLine: true,
-		Args: cobra.ArbitraryArgs,
+		Args: cobra.ArbitraryArgs, SuggestionsMinimumDistance: 2,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names := make([]string, len(verbs))
 			for i, v := range verbs {
@@ -81,12 +81,22 @@ func (a *App) Group(name, short string, verbs ...*cobra.Command) *cobra.Command 
 			if len(args) == 0 {
 				return errdefs.New(errdefs.Invalid, "%s needs a verb: %s", name, strings.Join(names, ", "))
 			}
-			return errdefs.New(errdefs.Invalid, "%s %s: there is no such verb; use %s", name, args[0], strings.Join(names, ", "))
+			return errdefs.New(errdefs.Invalid, "%s %s: there is no such verb%s; use %s", name, args[0], DidYouMean(cmd, args[0]), strings.Join(names, ", "))
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.AddCommand(verbs...)
 	return cmd
+}
+
+// DidYouMean asks whether one of the command's verbs with a name like that given
+// was meant; "" when there is none.
+func DidYouMean(cmd *cobra.Command, given string) string {
+	similar := cmd.SuggestionsFor(given)
+	if len(similar) == 0 {
+		return ""
+	}
+	return " (did you mean " + strings.Join(similar, " or ") + "?)"
 }
 
 // NameOf is the command's name without the program's.

@@ -20,12 +20,15 @@ import (
 
 // Exec is one command in a machine: a new one, or one to attach to.
 type Exec struct {
-	Machine string
+	// Verb is the user's, "exec", "shell" or "attach", for messages.
+	Verb, Machine string
 	// Start or Attach says which command.
 	Start  *agentv1.ExecStart
 	Attach *agentv1.ExecAttach
-	// Stdin is sent to the command; nil ends its input at once.
+	// Stdin is sent to the command; nil ends its input at once, unless KeepInput
+	// leaves it open for those who attach to the command later.
 	Stdin          io.Reader
+	KeepInput      bool
 	Stdout, Stderr io.Writer
 	// TTYWanted says that the command attached to has a terminal.
 	TTYWanted bool
@@ -119,7 +122,7 @@ func (r *running) begin() {
 		r.workers.Go(r.passSignals)
 	}
 	if r.exec.Stdin == nil {
-		if r.exec.Attach == nil {
+		if r.exec.Attach == nil && !r.exec.KeepInput {
 			_ = r.post(stdinEnd()) // a broken stream says why in receive
 		}
 		return
@@ -161,7 +164,7 @@ func (r *running) receive(next func() (*holdpointv1.GuestExecResponse, error)) (
 		res, err := next()
 		if errors.Is(err, io.EOF) {
 			return result, errdefs.New(errdefs.OutcomeUnknown,
-				"exec in %s: the connection ended before the command did; look with `holdpoint exec %s -- ps`", r.exec.Machine, r.exec.Machine)
+				"%s in %s: the connection ended before the command did; look with `holdpoint exec %s -- ps`", r.exec.Verb, r.exec.Machine, r.exec.Machine)
 		}
 		if err != nil {
 			return result, err

@@ -63,9 +63,9 @@ func (r *running) passSignals() {
 			case terminal.Resized(s):
 				r.resize()
 			case !started:
-				r.end(errdefs.New(errdefs.Interrupted, "exec in %s: interrupted before the command started", r.exec.Machine))
+				r.end(errdefs.New(errdefs.Interrupted, "%s in %s: interrupted before the command started", r.exec.Verb, r.exec.Machine))
 			case !r.signal(terminal.Number(s)):
-				r.end(errdefs.New(errdefs.Interrupted, "exec in %s: interrupted; the command was hung up", r.exec.Machine))
+				r.end(errdefs.New(errdefs.Interrupted, "%s in %s: interrupted; the command was hung up", r.exec.Verb, r.exec.Machine))
 			}
 		}
 	}

@@ -32,11 +32,17 @@ func NewCheckpointCreate(a *app.App) *cobra.Command {
 		Use: "create MACHINE [flags]", Short: "Make a checkpoint of a machine",
 		Long: `Make a checkpoint of a machine. It is listed once it is safe on disk.
 
---kind full keeps disk, memory and CPU. --kind disk keeps the disk:
-  --mode frozen    while the machine's file systems refuse writes
-  --mode stopped   after a clean shutdown; the machine is booted again. Commands
-                   that run in it end: this is asked on a terminal, and refused
-                   without one unless --stop-running is given.`,
+Today there is one kind that works: --kind disk --mode stopped. Give both; the
+defaults are refused with UNSUPPORTED until they are there.
+
+--kind full (the default) will keep disk, memory and CPU. --kind disk keeps the
+disk:
+  --mode frozen    (the default of a disk checkpoint) will keep it while the
+                   machine's file systems refuse writes
+  --mode stopped   after a clean shutdown; the machine is booted again, and a
+                   stopped one stays so. Commands that run in it end: this is
+                   asked on a terminal, and refused without one unless
+                   --stop-running is given.`,
 		Example: `  holdpoint checkpoint create web --kind disk --mode stopped --name before-agent`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.CheckpointCreated{}, Complete: app.First(a.MachineNames),
 		Kinds: app.MachineKinds(errdefs.AlreadyExists, errdefs.Unsupported, errdefs.NoSpace),
@@ -45,8 +51,8 @@ func NewCheckpointCreate(a *app.App) *cobra.Command {
 		},
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.kind, "kind", "full", "full or disk")
-	f.StringVar(&o.mode, "mode", "", "of a disk checkpoint: frozen or stopped (default frozen)")
+	f.StringVar(&o.kind, "kind", "full", "full or disk; only disk works yet")
+	f.StringVar(&o.mode, "mode", "", "of a disk checkpoint: frozen or stopped (default frozen); only stopped works yet")
 	f.StringVar(&o.name, "name", "", "name of the checkpoint")
 	f.StringVarP(&o.message, "message", "m", "", "what it is for")
 	f.BoolVar(&o.stopRunning, "stop-running", false, "end the commands that run, without asking")
@@ -146,7 +152,7 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 				{"name", p.GetName()},
 				{"kind", view.KindOf(p)},
 				{"downtime", downtime(r)},
-				{"answers again", "after " + view.Millis(r.GetReturnMs())},
+				{"answers again", answers(r)},
 				{"durable", "after " + view.Millis(r.GetDurableMs())},
 				{"stored", view.Size(r.GetDiskBytes() + r.GetMemoryBytes())},
 				{"restore with", restoreCommand(p)},
@@ -155,8 +161,25 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 	})
 }
 
+// stood reports whether the machine was stopped before, so that nothing of it
+// was stopped or booted.
+func stood(r *holdpointv1.CheckpointResult) bool {
+	return r.GetCheckpoint().GetConsistency() == string(checkpoint.Stopped) && r.GetBootMs() == 0
+}
+
+// answers says when the machine answered again; "" if it was stopped anyway.
+func answers(r *holdpointv1.CheckpointResult) string {
+	if stood(r) {
+		return ""
+	}
+	return "after " + view.Millis(r.GetReturnMs())
+}
+
 // downtime says how long the machine stood still, with the parts it has.
 func downtime(r *holdpointv1.CheckpointResult) string {
+	if stood(r) {
+		return "none: the machine was stopped, and still is"
+	}
 	text := view.Millis(r.GetDowntimeMs())
 	if r.GetStopMs()+r.GetCopyMs()+r.GetBootMs() == 0 {
 		return text

@@ -37,7 +37,14 @@ machine") also puts memory and CPU back. Effects outside the machine stay.
 The present state is kept as a checkpoint first, and the command that undoes the
 restore is printed. Routes stay as they are now, unless --routes=restore; what
 that means for each URL is shown before anything is done. It is asked before the
-present state is discarded; without a terminal --yes is needed.`,
+present state is discarded; without a terminal --yes is needed. A stopped machine
+is started. Only --disk works yet.
+
+Of the plan's columns THEN is the route's port at the checkpoint, NOW the port it has
+now, and LISTENING AFTER whether something will listen in the restored machine on
+the port the route has then: yes, if something that the boot starts by itself
+listened on it when the checkpoint was made; no, if the route will lead nowhere in
+this machine; unknown otherwise. The warnings say which URLs would be broken.`,
 		Example: `  holdpoint restore web before-agent --disk --plan
   holdpoint restore web before-agent --disk --routes=restore --yes`,
 		MinArgs: 2, MaxArgs: 2, Effect: true, Cancels: true, Object: view.Restored{}, Complete: a.CompleteRestore,
@@ -62,6 +69,10 @@ func (o *restoreOptions) kind() string {
 	return "disk"
 }
 
+func (o *restoreOptions) asked(starts bool) view.Asked {
+	return view.Asked{Kind: o.kind(), Routes: o.routes, Safety: !o.noSafety, Starts: starts}
+}
+
 func (o *restoreOptions) check(machine string) error {
 	switch {
 	case o.disk == o.full:
@@ -80,14 +91,14 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 		req := &holdpointv1.RestoreMachineRequest{
 			RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety,
 		}
-		plan, err := planRestore(ctx, c, !a.Repeatable(), req)
+		plan, starts, err := planRestore(ctx, c, !a.Repeatable(), req)
 		if err != nil {
 			return err
 		}
 		if o.plan {
-			return printPlan(a, plan, o)
+			return printPlan(a, plan, starts, o)
 		}
-		if err := confirmRestore(a, plan, &o); err != nil {
+		if err := confirmRestore(a, plan, starts, &o); err != nil {
 			return err
 		}
 		req.Routes = o.routes
@@ -101,26 +112,27 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 
 // planRestore asks what would happen. Unless the request is to be one made
 // before, it pins it to what was seen: the machine's generation, and the
-// checkpoint by its id.
-func planRestore(ctx context.Context, c *client.Client, pin bool, req *holdpointv1.RestoreMachineRequest) (*holdpointv1.RestorePlan, error) {
+// checkpoint by its id. starts says that the machine is stopped now, and will
+// be started.
+func planRestore(ctx context.Context, c *client.Client, pin bool, req *holdpointv1.RestoreMachineRequest) (plan *holdpointv1.RestorePlan, starts bool, err error) {
 	ctx, stop := app.Interruptible(ctx)
 	defer stop()
 	m, err := app.GetMachine(ctx, c, req.GetMachine())
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	res, err := c.Machines.PlanRestore(ctx, connect.NewRequest(req))
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if pin {
 		req.Generation, req.Checkpoint = m.GetGeneration(), res.Msg.GetCheckpoint().GetId()
 	}
-	return res.Msg, nil
+	return res.Msg, m.GetState() == "stopped", nil
 }
 
 // confirmRestore tells what will happen, and asks unless --yes said it already.
-func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, o *restoreOptions) error {
+func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, starts bool, o *restoreOptions) error {
 	if o.yes {
 		for _, warning := range view.RouteWarnings(plan, o.routes) {
 			a.Say("warning: " + warning)
@@ -131,7 +143,7 @@ func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, o *restoreOptions
 		return errdefs.New(errdefs.Invalid,
 			"restore %s: it discards the present state of the machine; look at it with --plan, then give --yes", plan.GetMachine())
 	}
-	if err := view.PrintPlan(a.Config.Stderr, plan, o.kind(), o.routes, !o.noSafety); err != nil {
+	if err := view.PrintPlan(a.Config.Stderr, plan, o.asked(starts)); err != nil {
 		return err
 	}
 	if o.routes == "" && slices.ContainsFunc(plan.GetRoutes(), view.RouteDiffers) {
@@ -153,15 +165,15 @@ func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, o *restoreOptions
 	return nil
 }
 
-func printPlan(a *app.App, plan *holdpointv1.RestorePlan, o restoreOptions) error {
+func printPlan(a *app.App, plan *holdpointv1.RestorePlan, starts bool, o restoreOptions) error {
 	out := app.Output{
 		Object: view.RestorePlan{
-			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()),
+			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()), Starts: starts,
 			Routes: view.List(plan.GetRoutes(), view.RouteChangeOf),
 			Newer:  view.List(plan.GetNewer(), view.CheckpointOf), Commands: view.Notes(plan.GetCommands()),
 			Effects: view.List(plan.GetEffects(), view.EffectOf),
 		},
-		Human: func(w io.Writer) error { return view.PrintPlan(w, plan, o.kind(), o.routes, !o.noSafety) },
+		Human: func(w io.Writer) error { return view.PrintPlan(w, plan, o.asked(starts)) },
 	}
 	return a.Print(out)
 }

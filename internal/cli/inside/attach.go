@@ -30,8 +30,9 @@ func NewAttach(a *app.App) *cobra.Command {
 	cmd := a.Command(app.Verb{
 		Use: "attach MACHINE [COMMAND-ID] [flags]", Short: "Connect to a detached command",
 		Long: `Connect to a command that was started with "exec --detach": see its output, type
-to it, and get its exit code. Without an id it is the only one there is. On a
-terminal, Ctrl-P Ctrl-Q leaves and lets the command go on.`,
+to it if it was started with --interactive or --tty too, and get its exit code.
+Without an id it is the only one there is. On a terminal, Ctrl-P Ctrl-Q leaves and
+lets the command go on.`,
 		MinArgs: 1, MaxArgs: 2, PassesCode: true, Object: view.Executed{}, Complete: a.CompleteCommand,
 		Run: func(ctx context.Context, args []string) error { return runAttach(ctx, a, args, o) },
 	})
@@ -48,7 +49,9 @@ func runAttach(ctx context.Context, a *app.App, args []string, o attachOptions) 
 	}
 	attach := &agentv1.ExecAttach{CommandId: command.GetId(), NoHistory: o.noHistory}
 	onTerminal := terminal.Is(a.Config.Stdin) && !a.JSON
-	return execute(ctx, a, &guest.Exec{Machine: machine, Attach: attach, Leave: onTerminal, TTYWanted: command.GetTty()}, o.interactive || onTerminal)
+	return execute(ctx, a, &guest.Exec{
+		Verb: "attach", Machine: machine, Attach: attach, Leave: onTerminal, TTYWanted: command.GetTty(),
+	}, o.interactive || onTerminal)
 }
 
 // findCommand is the command of the id, or the only detached one.

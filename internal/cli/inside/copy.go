@@ -21,9 +21,19 @@ func NewCopy(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "cp SOURCE DESTINATION", Short: "Copy files between this host and a machine",
 		Long: `Copy a file or a folder between this host and a machine; one of both is written
-MACHINE:PATH. Modes, links, times and holes are kept. Into a folder that is there
-it is copied under its own name, else it becomes DESTINATION. A host path with a
-colon needs ./ before it.`,
+MACHINE:PATH. Into a folder that is there it is copied under its own name, else it
+becomes DESTINATION; of FOLDER/. only the content is copied. A host path with a
+colon needs ./ before it, and . after the colon is the home folder there.
+
+Kept: modes, times, holes, symbolic and hard links. SOURCE itself may be a symbolic
+link, which is followed; links inside of it are copied as links. Not kept: owners
+(files become root's in the machine, yours here), the set-user-ID and set-group-ID
+bits, extended attributes. A device, pipe or socket as SOURCE is INVALID. Inside a
+folder sockets are left out; devices and pipes are made in a machine, and left out,
+which is said, on this host. Files without a size that have content, as in /proc,
+are copied as they are at that moment, up to 16 MiB.
+
+"files" in the output counts files, folders and links.`,
 		Example: `  holdpoint cp site web:/srv/www
   holdpoint cp web:/var/log/nginx/error.log .`,
 		MinArgs: 2, MaxArgs: 2, Object: view.Copied{},

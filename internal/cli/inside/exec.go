@@ -36,16 +36,30 @@ type execOptions struct {
 // NewExec is the verb `exec`.
 func NewExec(a *app.App) *cobra.Command {
 	var o execOptions
-	cmd := a.Command(app.Verb{
+	var cmd *cobra.Command
+	cmd = a.Command(app.Verb{
 		Use: "exec MACHINE [flags] -- COMMAND [ARG...]", Short: "Run a command in a machine",
 		Long: `Run a command in a machine, with its output here and its exit code. Signals are
-passed on to it. With --detach the command goes on by itself and its id is
-printed, for "holdpoint attach".`,
+passed on to it. Flags come before --, the command after it.
+
+With --detach the command goes on by itself and its id is printed, for
+"holdpoint attach". Its input is empty then, unless --interactive or --tty keeps it
+open for "holdpoint attach --interactive"; nothing is read from here.
+
+With --json, "error" says why a command could not be started (exit code 126 or
+127); it is null when the command ran, however it ended.`,
 		Example: `  holdpoint exec web -- nginx -t
   tar c src | holdpoint exec web -i -- tar x -C /srv
-  holdpoint exec web -it -- bash`,
+  holdpoint exec web -it -- bash
+  holdpoint exec web --detach -t -- top`,
 		MinArgs: 2, MaxArgs: -1, PassesCode: true, Object: view.Executed{}, Complete: app.First(a.MachineNames),
-		Run: func(ctx context.Context, args []string) error { return runExec(ctx, a, args[0], args[1:], o) },
+		Run: func(ctx context.Context, args []string) error {
+			if cmd.ArgsLenAtDash() != 1 {
+				return errdefs.New(errdefs.Invalid, "exec in %s: write -- before the command, and flags of exec before it: `holdpoint exec %s -- %s`",
+					args[0], args[0], view.Quote(args[1:]...))
+			}
+			return runExec(ctx, a, args[0], args[1:], o)
+		},
 	})
 	f := cmd.Flags()
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass standard input on")
@@ -63,13 +77,11 @@ func runExec(ctx context.Context, a *app.App, machine string, argv []string, o e
 		return err
 	}
 	start := &agentv1.ExecStart{Argv: argv, Env: env, Cwd: o.dir, User: o.user, Tty: o.tty, Detach: o.detach}
-	if o.detach && o.interactive {
-		return errdefs.New(errdefs.Invalid, "exec in %s: --interactive and --detach exclude each other; `holdpoint attach` connects later", machine)
-	}
 	if o.tty && a.JSON {
 		return errdefs.New(errdefs.Invalid, "exec in %s: --tty and --json exclude each other", machine)
 	}
-	return execute(ctx, a, &guest.Exec{Machine: machine, Start: start}, o.interactive)
+	e := &guest.Exec{Verb: "exec", Machine: machine, Start: start, KeepInput: o.detach && (o.interactive || o.tty)}
+	return execute(ctx, a, e, o.interactive && !o.detach)
 }
 
 // environment completes KEY to KEY=VALUE.
@@ -114,7 +126,7 @@ func execute(ctx context.Context, a *app.App, e *guest.Exec, withInput bool) err
 		return err
 	})
 	if err != nil {
-		return err
+		return named(e.Verb, err)
 	}
 	return printExecuted(a, e, result, &stdout, &stderr)
 }
@@ -157,7 +169,7 @@ func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *ca
 	case a.JSON:
 		err := a.PrintJSON(view.Executed{
 			Header: view.NewHeader(), Command: view.Command{ID: r.CommandID, PID: r.PID}, Detached: r.Left,
-			ExitCode: r.Code, Stdout: stdout.String(), Stderr: stderr.String(), Truncated: stdout.full || stderr.full,
+			ExitCode: r.Code, Error: notStarted(r), Stdout: stdout.String(), Stderr: stderr.String(), Truncated: stdout.full || stderr.full,
 		})
 		if err != nil {
 			return err
@@ -170,7 +182,7 @@ func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *ca
 		a.Say("left; the command goes on: `holdpoint attach " + e.Machine + " " + e.Attach.GetCommandId() + "`")
 	}
 	if r.Reason != "" {
-		fmt.Fprintf(a.Config.Stderr, "holdpoint: exec in %s: %s\n", e.Machine, view.Line(r.Reason))
+		fmt.Fprintf(a.Config.Stderr, "holdpoint: %s in %s: %s\n", e.Verb, e.Machine, view.Line(r.Reason))
 	}
 	if r.DroppedBytes > 0 {
 		a.Say(fmt.Sprintf("%s of older output were not kept", view.Size(int64(r.DroppedBytes))))
@@ -179,6 +191,27 @@ func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *ca
 		return app.Exit{Code: int(r.Code)}
 	}
 	return nil
+}
+
+// notStarted says why the command could not be started; nil when it was.
+func notStarted(r guest.Result) *view.Error {
+	if r.Reason == "" {
+		return nil
+	}
+	kind := errdefs.Denied
+	if r.Code == 127 {
+		kind = errdefs.NotFound
+	}
+	return &view.Error{Kind: string(kind), Message: view.Line(r.Reason)}
+}
+
+// named gives the daemon's refusal of an exec the name of the verb that the
+// user gave.
+func named(verb string, err error) error {
+	if text, found := strings.CutPrefix(err.Error(), "exec: "); found && verb != "exec" {
+		return errdefs.New(client.KindOf(err), "%s: %s", verb, text)
+	}
+	return err
 }
 
 // capped keeps the first maxJSONOutput bytes.

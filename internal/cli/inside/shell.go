@@ -36,5 +36,5 @@ func runShell(ctx context.Context, a *app.App, machine, user string) error {
 	start := &agentv1.ExecStart{
 		Argv: []string{"sh", "-c", loginShell}, User: user, Tty: terminal.Is(a.Config.Stdin),
 	}
-	return execute(ctx, a, &guest.Exec{Machine: machine, Start: start}, true)
+	return execute(ctx, a, &guest.Exec{Verb: "shell", Machine: machine, Start: start}, true)
 }

@@ -89,11 +89,13 @@ type Log struct {
 }
 
 // RestorePlan is what restore --plan prints. A machine's newer checkpoints are
-// kept; its commands end.
+// kept; its commands end. Starts says that the machine is stopped now, and will
+// be started.
 type RestorePlan struct {
 	Header
 	Machine    string        `json:"machine"`
 	Checkpoint *Checkpoint   `json:"checkpoint"`
+	Starts     bool          `json:"starts"`
 	Routes     []RouteChange `json:"routes"`
 	Newer      []*Checkpoint `json:"newer"`
 	Commands   []string      `json:"commands"`
@@ -161,12 +163,14 @@ type Command struct {
 }
 
 // Executed is what exec and attach print; stdout and stderr are empty for a
-// command that goes on by itself (--detach).
+// command that goes on by itself (--detach). Error says why a command could
+// not be started (exit code 126 or 127), and is null when it was.
 type Executed struct {
 	Header
 	Command  Command `json:"command"`
 	Detached bool    `json:"detached"`
 	ExitCode int32   `json:"exit_code"`
+	Error    *Error  `json:"error"`
 	Stdout   string  `json:"stdout"`
 	Stderr   string  `json:"stderr"`
 	// Truncated says that output beyond the limit of 16 MiB was dropped.

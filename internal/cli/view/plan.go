@@ -17,18 +17,30 @@ func RestoreTitle(kind string) string {
 	return "Restore disk"
 }
 
+// Asked is what a restore was asked for.
+type Asked struct {
+	// Kind is disk or full, Routes "", keep or restore.
+	Kind, Routes string
+	// Safety says that the present state is kept.
+	Safety bool
+	// Starts says that the machine is stopped and will be started.
+	Starts bool
+}
+
 // PrintPlan tells people what a restore would do, with a warning for each URL
-// that would be broken. routes is "", keep or restore; safety says whether the
-// present state is kept.
-func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, kind, routes string, safety bool) error {
+// that would be broken.
+func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, o Asked) error {
 	p := plan.GetCheckpoint()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s to %s (%s, %s, %s)\n", RestoreTitle(kind), plan.GetMachine(),
+	fmt.Fprintf(&b, "%s of %s to %s (%s, %s, %s)\n", RestoreTitle(o.Kind), plan.GetMachine(),
 		Line(NameOf(p)), Short(p.GetId()), KindOf(p), Age(TimeOf(p.GetCreatedAt()), time.Now()))
-	if safety {
+	if o.Safety {
 		b.WriteString("The present state is kept as a checkpoint first.\n")
 	} else {
 		b.WriteString("The present state is lost (--no-safety).\n")
+	}
+	if o.Starts {
+		b.WriteString("The machine is stopped; it will be started.\n")
 	}
 	if n := len(plan.GetNewer()); n > 0 {
 		fmt.Fprintf(&b, "%s made since then: kept.\n", Count(n, "checkpoint"))
@@ -55,7 +67,7 @@ func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, kind, routes string, 
 			return err
 		}
 	}
-	for _, warning := range RouteWarnings(plan, routes) {
+	for _, warning := range RouteWarnings(plan, o.Routes) {
 		fmt.Fprintf(&b, "Warning: %s\n", warning)
 	}
 	_, err := io.WriteString(w, b.String())

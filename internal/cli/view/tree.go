@@ -10,9 +10,9 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 )
 
-// Tree draws the checkpoints of machines, oldest first. A line of descent goes
-// straight down; the one that ends in the machine's present comes last, those
-// left by a restore branch off before it.
+// Tree draws the checkpoints of machines: below each those that were made from
+// it, oldest first. A line of descent goes straight down; the one that ends in
+// the machine's present comes last, the others branch off before it.
 type Tree struct {
 	Now time.Time
 	// Bold emphasizes text on a terminal.
@@ -95,10 +95,11 @@ func (p *painter) paint() {
 	} else {
 		fmt.Fprintf(&p.out, "%s  %s, image %s\n", p.bold(m.GetName()), m.GetState(), Dash(Line(m.GetImage())))
 	}
-	// Roots hang side by side from the image; the one of the present is last.
+	// Roots hang side by side from the image; the one of the present is last. A
+	// present that comes of none of them hangs from the image, too.
 	head := p.head()
 	for i, root := range p.presentLast(roots) {
-		last := i == len(roots)-1 && (head == "" || p.leads(root, head))
+		last := i == len(roots)-1 && (m == nil || p.leads(root, head))
 		p.branch(root, "", last)
 	}
 	if m != nil && p.graph.byID[head] == nil {

@@ -138,6 +138,15 @@ name-a  running, image debian
 ├─○ 2  disk stopped  22 h ago
 ● now
 `},
+		{"at the image, with checkpoints beside it", []*holdpointv1.Machine{m("a", "")}, []*holdpointv1.Checkpoint{
+			point("1", "", "a", 1), point("2", "1", "a", 2), point("3", "", "a", 3),
+		}, `
+name-a  running, image debian
+├─○ 1  disk stopped  23 h ago
+│ ○ 2  disk stopped  22 h ago
+├─○ 3  disk stopped  21 h ago
+● now
+`},
 		{"a fork, and a machine that is gone", []*holdpointv1.Machine{m("b", "2")}, []*holdpointv1.Checkpoint{
 			point("1", "", "a", 1), point("2", "1", "b", 2),
 		}, `
