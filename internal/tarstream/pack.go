@@ -12,14 +12,19 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 // Pack writes the file or folder at name as a tar stream to w, in pieces of
 // 256 KiB. The top entry is called as name's last element, and "." when name
 // ends in "/." (the folder's content is meant then). If name itself is a
-// symbolic link, it is followed; links below it are carried as links. Sockets
-// are left out. A file that shrinks while it is read is an error, one that
-// vanishes is left out.
+// symbolic link, it is followed; links below it are carried as links. Below it
+// sockets are left out; if name itself is a socket, device or pipe, the error is
+// INVALID. A file that shrinks while it is read is an error, one that vanishes is
+// left out. One of no size that has content all the same, as in /proc, is carried
+// as it is at that moment, up to 16 MiB.
 func Pack(ctx context.Context, w io.Writer, name string) error {
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
@@ -33,8 +38,8 @@ func Pack(ctx context.Context, w io.Writer, name string) error {
 	if err != nil {
 		return err
 	}
-	if !fi.IsDir() && !fi.Mode().IsRegular() && header(fi, top) == nil {
-		return fmt.Errorf("pack %q: a socket cannot be carried", name)
+	if !fi.IsDir() && !fi.Mode().IsRegular() {
+		return errdefs.New(errdefs.Invalid, "copy %q: it is a %s; only files, folders and links to them can be copied", name, special(fi.Mode()))
 	}
 	out := bufio.NewWriterSize(w, chunk)
 	p := &packer{ctx: ctx, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: make([]byte, chunk)}
@@ -156,6 +161,9 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 		p.links[id] = h.Name
 	}
 	h.Size = now.Size()
+	if h.Size == 0 {
+		return p.addSizeless(name, h, f)
+	}
 	pieces := []piece{{0, h.Size}}
 	if mayHaveHoles(now) {
 		if pieces, err = dataPieces(f, h.Size); err != nil {
@@ -199,6 +207,49 @@ func (p *packer) copy(name string, r io.Reader, n int64) error {
 		n -= int64(m)
 	}
 	return nil
+}
+
+// maxSizeless is how much a file without a size may have in it, in bytes, and
+// sizelessLimit how long it may take to come: files such as /proc/kmsg wait
+// for more at their end.
+const (
+	maxSizeless   = 16 << 20
+	sizelessLimit = 5 * time.Second
+)
+
+// addSizeless packs a file whose length is told as 0: an empty one, or one that
+// is made up by the kernel as it is read.
+func (p *packer) addSizeless(name string, h *tar.Header, f *os.File) error {
+	_ = f.SetReadDeadline(time.Now().Add(sizelessLimit)) // what cannot have one does not wait
+	content, err := io.ReadAll(io.LimitReader(f, maxSizeless+1))
+	if err != nil {
+		return kinded("pack", name, err)
+	}
+	if len(content) > maxSizeless {
+		return errdefs.New(errdefs.Invalid, "pack %q: the file tells no size and has more than %d MiB in it; copy what is needed of it to another file first",
+			name, maxSizeless>>20)
+	}
+	h.Size = int64(len(content))
+	if err := p.tw.WriteHeader(h); err != nil {
+		return kinded("pack", name, err)
+	}
+	if _, err := p.tw.Write(content); err != nil {
+		return fmt.Errorf("pack %q: %w", name, err)
+	}
+	return nil
+}
+
+// special says what a file is that is neither regular nor a folder.
+func special(m fs.FileMode) string {
+	switch {
+	case m&fs.ModeNamedPipe != 0:
+		return "pipe"
+	case m&fs.ModeSocket != 0:
+		return "socket"
+	case m&fs.ModeDevice != 0:
+		return "device"
+	}
+	return "special file"
 }
 
 // header describes fi, or is nil for what cannot be carried.
