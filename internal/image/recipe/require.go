@@ -81,9 +81,9 @@ func install(packages []string) string {
 }
 
 func architecture(arch string) Requirement {
-	r := Requirement{Name: "image architecture", OK: arch == "amd64", Detail: arch}
+	r := Requirement{Name: "image architecture", OK: arch == "amd64", Detail: "x86_64"}
 	if !r.OK {
-		r.Detail, r.Fix = "this host is "+arch+" and images are amd64", "use an amd64 host"
+		r.Detail, r.Fix = "this host is "+arch+" and images are x86_64", "use an x86_64 host"
 	}
 	return r
 }

@@ -8,8 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Check is one thing that doctor looks at.
@@ -25,7 +23,7 @@ type Check struct {
 // Checks looks at QEMU, KVM and what else of the host guests depend on. kernel
 // is an image's, to try KVM with; empty when there is none yet.
 func (h *Host) Checks(ctx context.Context, kernel string) []Check {
-	checks := []Check{h.checkQEMU(ctx), h.checkImg(), h.checkDeviceState(ctx), h.checkKVM(ctx, kernel), h.checkGroup()}
+	checks := []Check{h.checkQEMU(ctx), h.checkImg(), h.checkDeviceState(ctx), h.checkKVM(ctx, kernel)}
 	return append(checks, checkPtrace("/proc/sys/kernel/yama/ptrace_scope"))
 }
 
@@ -89,18 +87,6 @@ func (h *Host) checkKVM(ctx context.Context, kernel string) Check {
 		fix = "unset HOLDPOINT_ACCEL"
 	}
 	return degraded(name, "guests run by emulation (TCG), several times slower: "+a.Reason, fix)
-}
-
-func (h *Host) checkGroup() Check {
-	const name = "kvm-group"
-	if _, err := os.Stat(h.cfg.KVMDevice); err != nil {
-		return degraded(name, h.cfg.KVMDevice+" does not exist, so it matters to nobody", h.openKVM().Fix)
-	}
-	if err := unix.Access(h.cfg.KVMDevice, unix.R_OK|unix.W_OK); err != nil {
-		return degraded(name, fmt.Sprintf("user %d may not open %s", os.Getuid(), h.cfg.KVMDevice),
-			"sudo usermod -aG kvm $USER, then log in again")
-	}
-	return ok(name, "this user may open "+h.cfg.KVMDevice)
 }
 
 // checkPtrace looks at Yama, which may forbid looking into QEMU's memory from

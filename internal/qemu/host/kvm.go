@@ -103,7 +103,7 @@ func (h *Host) openKVM() Acceleration {
 	case errors.Is(err, os.ErrPermission):
 		return Acceleration{
 			Name: "tcg", Reason: "no permission to open " + h.cfg.KVMDevice,
-			Fix: "sudo usermod -aG kvm $USER, then log in again",
+			Fix: accessFix(h.cfg.KVMDevice),
 		}
 	}
 	return Acceleration{Name: "tcg", Reason: err.Error(), Fix: "see: sudo dmesg | grep -i kvm"}
