@@ -101,10 +101,10 @@ func TestLeases(t *testing.T) {
 	shared := catalog.Claim{Kind: catalog.CheckpointResource, ID: "c1"}
 	f.admit("op1", "checkpoint create", exclusive, shared)
 	f.admit("op2", "restore", shared) // shared with shared
-	f.fails(f.Acquire(f.ctx, "op2", time.Minute, exclusive), errdefs.MachineBusy, `machine "web"`, "op1 (checkpoint create)", "operation wait op1")
+	f.fails(f.Acquire(f.ctx, "op2", time.Minute, exclusive), errdefs.MachineBusy, "machine web is busy: checkpoint create (operation op1)", "operation wait op1")
 	own := shared
 	own.Exclusive = true
-	f.fails(f.Acquire(f.ctx, "op1", time.Minute, own), errdefs.Referenced, `checkpoint "c1"`, "op2 (restore)")
+	f.fails(f.Acquire(f.ctx, "op1", time.Minute, own), errdefs.Referenced, "checkpoint c1 is busy", "restore (operation op2)")
 	_, _, err := f.Admit(f.ctx, catalog.Operation{ID: "op3", RequestID: "r3", Verb: "stop"}, time.Minute,
 		catalog.Claim{Kind: catalog.ImageResource, ID: "build1"}, exclusive)
 	f.fails(err, errdefs.MachineBusy, "op1")
@@ -123,7 +123,7 @@ func TestLeases(t *testing.T) {
 	f.fails(f.Acquire(f.ctx, "op2", time.Minute, exclusive), errdefs.MachineBusy, "op1")
 	f.clock.now = f.clock.now.Add(time.Hour)
 	f.ok(f.Acquire(f.ctx, "op2", time.Minute, exclusive)) // op1's expired
-	f.fails(f.Acquire(f.ctx, "op1", time.Minute, exclusive), errdefs.MachineBusy, "op2 (restore)")
+	f.fails(f.Acquire(f.ctx, "op1", time.Minute, exclusive), errdefs.MachineBusy, "restore (operation op2)")
 	f.ok(f.Release(f.ctx, "op2", exclusive))
 	f.ok(f.Acquire(f.ctx, "op1", time.Minute, exclusive))
 	f.ok(f.Release(f.ctx, "op1"))

@@ -55,9 +55,9 @@ func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
 	case err != nil:
 		return err
 	case kind == checkpoint.Full:
-		return errdefs.New(errdefs.Unsupported, "checkpoint create: full checkpoints are not there yet; use --kind disk --mode stopped")
+		return errdefs.New(errdefs.Unsupported, "checkpoint create: full checkpoints, the default, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
 	case r.GetMode() == string(checkpoint.Frozen):
-		return errdefs.New(errdefs.Unsupported, "checkpoint create: frozen checkpoints are not there yet; use --mode stopped")
+		return errdefs.New(errdefs.Unsupported, "checkpoint create: frozen checkpoints, the default of a disk checkpoint, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
 	case r.GetMode() != string(checkpoint.Stopped):
 		return errdefs.New(errdefs.Invalid, "checkpoint create: mode %q: use stopped", r.GetMode())
 	}
@@ -74,6 +74,13 @@ func (d checkpointAPI) create(ctx context.Context, w *operation.Work, r *holdpoi
 		return nil, err
 	}
 	if err := d.catalog.CheckpointNameFree(ctx, m, r.GetName()); err != nil {
+		return nil, err
+	}
+	chain, err := d.catalog.Chain(ctx, m.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkBoots(ctx, m.ImageBuildID, chain, "machine "+m.Name+" could not boot again"); err != nil {
 		return nil, err
 	}
 	active, open, err := d.gates.Close(m.ID, fmt.Sprintf("a checkpoint of %s is taken", m.Name))
@@ -99,6 +106,9 @@ func (d checkpointAPI) create(ctx context.Context, w *operation.Work, r *holdpoi
 	result, failure := d.capturer.Stopped(ctx, request)
 	if failure != nil && result.Checkpoint.ID == "" {
 		return nil, failure
+	}
+	if err := d.capturer.Settle(ctx, result.Checkpoint); err != nil {
+		d.cfg.Log.Warn("measure sealed layers", "checkpoint", result.Checkpoint.ID, "error", err)
 	}
 	view, err := d.view.CheckpointNow(ctx, result.Checkpoint)
 	if err != nil {

@@ -22,10 +22,10 @@ func (s *Spec) Complete() error {
 		s.Network = NetworkNone
 	}
 	switch {
+	case s.MemoryBytes%(1<<20) != 0:
+		return errdefs.New(errdefs.Invalid, "memory of %d bytes: give whole MiB, such as 512M", s.MemoryBytes)
 	case s.MemoryBytes < MinMemory || s.MemoryBytes > MaxMemory:
 		return errdefs.New(errdefs.Invalid, "memory of %d MiB: a machine has %d MiB to %d MiB", s.MemoryBytes>>20, MinMemory>>20, MaxMemory>>20)
-	case s.MemoryBytes%(1<<20) != 0:
-		return errdefs.New(errdefs.Invalid, "memory of %d bytes: give whole MiB", s.MemoryBytes)
 	case s.CPUs < 1 || s.CPUs > MaxCPUs:
 		return errdefs.New(errdefs.Invalid, "cpus %d: a machine has 1 to %d", s.CPUs, MaxCPUs)
 	case s.DiskBytes < 0 || s.DiskBytes > MaxDisk:

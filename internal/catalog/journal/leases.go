@@ -65,7 +65,7 @@ func busy(t *database.Tx, cl Claim, h holderRow) error {
 			name = names[0]
 		}
 	}
-	return errdefs.New(kind, "lease %s %q: operation %s (%s) holds it; wait with: holdpoint operation wait %s", cl.Kind, name, h.id, h.verb, h.id)
+	return errdefs.New(kind, "%s %s is busy: %s (operation %s) runs; wait for it with: holdpoint operation wait %s", cl.Kind, name, h.verb, h.id, h.id)
 }
 
 // RefuseLeased refuses, as REFERENCED, to do what to a resource that another
