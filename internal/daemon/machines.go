@@ -232,12 +232,8 @@ func (d machineAPI) Stop(ctx context.Context, req *connect.Request[holdpointv1.S
 			patience = time.Duration(r.GetTimeoutMillis()) * time.Millisecond
 		}
 		clean, err := run.Stop(ctx, patience)
-		if errdefs.Is(err, errdefs.Deadline) {
-			return errdefs.New(errdefs.Deadline, "stop: the guest of machine %s did not stop within %s and goes on; give it longer with --timeout, or end it as a power cut would with holdpoint stop --force %s",
-				m.Name, patience, m.Name)
-		}
 		if err != nil {
-			return fmt.Errorf("stop machine %s: %w; end it as a power cut would with holdpoint stop --force %s", m.Name, err, m.Name)
+			return fmt.Errorf("stop machine %s: %w; give it longer with --timeout, or end it as a power cut would with holdpoint stop --force %s", m.Name, err, m.Name)
 		}
 		if !clean {
 			w.Note("the guest ended without a clean shutdown")

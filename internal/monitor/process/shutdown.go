@@ -62,7 +62,7 @@ func (s service) Shutdown(ctx context.Context, req *connect.Request[monitorv1.Sh
 }
 
 func (m *supervisor) overdue(timeout time.Duration) error {
-	return errdefs.New(errdefs.Deadline, "shut down machine %s: its guest did not stop within %s and goes on; try longer or stop it by force", m.cfg.Run.MachineID, timeout)
+	return errdefs.New(errdefs.Deadline, "its guest did not stop within %s and goes on", timeout)
 }
 
 func (m *supervisor) shutdown(ctx context.Context, timeout time.Duration) (*monitorv1.Exit, error) {
