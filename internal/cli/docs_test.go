@@ -99,8 +99,16 @@ Every verb takes:
 
 %s
 - **The daemon** is started by the first verb that needs it, and replaced when it
-  is of another build; a line on stderr says so, and machines run on. Only
-  "daemon status", "daemon stop" and completion never start one.
+  is of another build; a line on stderr says so, and machines run on. Every verb
+  needs it but "version", "completion", "help", "daemon status" and "daemon stop",
+  which never start one, as completing in a shell never does.
+- **Published host names** are served at port 7780, or at the next free one where
+  another program has it; a home remembers its port. "expose", "routes" and "daemon
+  status" say it.
+- **Kinds**: of checkpoints there is one today, made with "--kind disk --mode
+  stopped". Where a text says full (disk, memory and CPU) or frozen (a disk while
+  its file systems refuse writes) it speaks of what is to come: both are refused
+  with UNSUPPORTED, exit code 6, and never replaced by another kind unasked.
 - **stdout** has what was asked for and nothing else. Diagnostics, progress (on a
   terminal only) and questions are on stderr. Emphasis is for terminals only;
   NO_COLOR turns it off.
@@ -192,6 +200,10 @@ func (d *docs) verb(cmd *cobra.Command, v app.Verb) {
 		d.WriteString("\nJSON:\n\n")
 		d.fields(reflect.TypeOf(v.Object))
 	}
+	if v.PlanObject != nil {
+		d.WriteString("\nJSON with --plan:\n\n")
+		d.fields(reflect.TypeOf(v.PlanObject))
+	}
 }
 
 func flagList(flags *pflag.FlagSet) string {
@@ -220,7 +232,11 @@ func (d *docs) fields(t reflect.Type) {
 			d.fields(f.Type)
 			continue
 		}
-		fmt.Fprintf(d, "- `%s`: %s\n", f.Tag.Get("json"), d.kind(f.Type))
+		fmt.Fprintf(d, "- `%s`: %s", f.Tag.Get("json"), d.kind(f.Type))
+		if text := f.Tag.Get("doc"); text != "" {
+			d.WriteString("; " + text)
+		}
+		d.WriteString("\n")
 	}
 }
 

@@ -20,6 +20,8 @@ type Verb struct {
 	Kinds []errdefs.Kind
 	// Object is a zero value of what --json prints; nil for nothing.
 	Object any
+	// PlanObject is one of what it prints with --plan; nil where there is no plan.
+	PlanObject any
 	// Effect says that it changes something and takes --request-id.
 	Effect bool
 	// Cancels says that Ctrl-C cancels the operation instead of the wait.

@@ -47,7 +47,7 @@ listened on it when the checkpoint was made; no, if the route will lead nowhere 
 this machine; unknown otherwise. The warnings say which URLs would be broken.`,
 		Example: `  holdpoint restore web before-agent --disk --plan
   holdpoint restore web before-agent --disk --routes=restore --yes`,
-		MinArgs: 2, MaxArgs: 2, Effect: true, Cancels: true, Object: view.Restored{}, Complete: a.CompleteRestore,
+		MinArgs: 2, MaxArgs: 2, Effect: true, Cancels: true, Object: view.Restored{}, PlanObject: view.RestorePlan{}, Complete: a.CompleteRestore,
 		Kinds: app.MachineKinds(errdefs.Conflict, errdefs.Unsupported, errdefs.KindMismatch, errdefs.Incompatible, errdefs.NoSpace),
 		Run:   func(ctx context.Context, args []string) error { return runRestore(ctx, a, args[0], args[1], o) },
 	})

@@ -102,11 +102,11 @@ type Route struct {
 // RouteChange is one line of a restore's plan.
 type RouteChange struct {
 	Host      string `json:"host"`
-	Change    string `json:"change"`
-	Then      uint32 `json:"then"`
-	Now       uint32 `json:"now"`
-	Listening string `json:"listening"`
-	Owner     string `json:"owner"`
+	Change    string `json:"change" doc:"same, changed, added, removed or foreign"`
+	Then      uint32 `json:"then" doc:"the port at the checkpoint, 0 for none"`
+	Now       uint32 `json:"now" doc:"the port now, 0 for none"`
+	Listening string `json:"listening" doc:"yes, no or unknown: whether something will listen on the route's port after the restore"`
+	Owner     string `json:"owner" doc:"the other machine that has the host name, of a foreign one"`
 }
 
 // Operation is one long-running request.

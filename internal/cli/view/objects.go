@@ -95,11 +95,11 @@ type RestorePlan struct {
 	Header
 	Machine    string        `json:"machine"`
 	Checkpoint *Checkpoint   `json:"checkpoint"`
-	Starts     bool          `json:"starts"`
+	Starts     bool          `json:"starts" doc:"the machine is stopped and will be started"`
 	Routes     []RouteChange `json:"routes"`
-	Newer      []*Checkpoint `json:"newer"`
-	Commands   []string      `json:"commands"`
-	Effects    []Effect      `json:"effects"`
+	Newer      []*Checkpoint `json:"newer" doc:"checkpoints made since then, newest first; they are kept"`
+	Commands   []string      `json:"commands" doc:"commands that run now and will end"`
+	Effects    []Effect      `json:"effects" doc:"what happened outside the disk since then, oldest first, and is not undone"`
 }
 
 // Effect is what happened outside the disk since the checkpoint: a host name
@@ -170,7 +170,7 @@ type Executed struct {
 	Command  Command `json:"command"`
 	Detached bool    `json:"detached"`
 	ExitCode int32   `json:"exit_code"`
-	Error    *Error  `json:"error"`
+	Error    *Error  `json:"error" doc:"why the command could not be started (exit_code 126 or 127)"`
 	Stdout   string  `json:"stdout"`
 	Stderr   string  `json:"stderr"`
 	// Truncated says that output beyond the limit of 16 MiB was dropped.
