@@ -60,7 +60,7 @@ func (a *Agent) Exec(ctx context.Context, stream *execStream) error {
 		defer c.HangUp() // no harm once it has ended
 	}
 	a.streams.Go(func() { a.carryInput(stream, c, owner) })
-	return a.carryOutput(ctx, stream, c, out)
+	return a.carryOutput(ctx, stream, c, out, first.GetStart().GetDetach())
 }
 
 func (a *Agent) start(s *agentv1.ExecStart) (*command.Command, error) {
@@ -98,7 +98,10 @@ func (a *Agent) carryInput(stream *execStream, c *command.Command, owner bool) {
 	}
 }
 
-func (a *Agent) carryOutput(ctx context.Context, stream *execStream, c *command.Command, out *command.Reader) error {
+// carryOutput ends with the command, whose exit code was read then. A detached
+// command's is left for those that attach: who started it goes away as soon as
+// it runs, at the same moment as a short one ends.
+func (a *Agent) carryOutput(ctx context.Context, stream *execStream, c *command.Command, out *command.Reader, detaching bool) error {
 	if err := stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Started{
 		Started: &agentv1.ExecStarted{CommandId: c.ID, Pid: int32(c.PID())},
 	}}); err != nil {
@@ -124,7 +127,9 @@ func (a *Agent) carryOutput(ctx context.Context, stream *execStream, c *command.
 	if err := sendExit(stream, &agentv1.ExecExit{Code: int32(c.Code()), DroppedBytes: c.Dropped()}); err != nil {
 		return err
 	}
-	a.commands.Forget(c)
+	if !detaching {
+		a.commands.Forget(c)
+	}
 	return nil
 }
 
