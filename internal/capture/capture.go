@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -32,6 +33,8 @@ type Overlays interface {
 	// Seal makes the overlay at path read-only for good, synced, and returns
 	// what it takes on the host, in bytes. Sealing twice changes nothing.
 	Seal(ctx context.Context, path string) (storedBytes int64, err error)
+	// CheckFile refuses (STORAGE) a file that cannot be an overlay or layer.
+	CheckFile(path string) error
 }
 
 // Config is what a Capturer works with.
@@ -58,7 +61,7 @@ func (c *Capturer) NewLayer(ctx context.Context, machineID string, virtualBytes 
 	path := c.cfg.Home.Layer(id)
 	if err := c.cfg.Overlays.Create(ctx, path, virtualBytes); err != nil {
 		c.RemoveFile(path)
-		return catalog.Layer{}, fmt.Errorf("create overlay: %w", err)
+		return catalog.Layer{}, err // it names the overlay
 	}
 	relative, err := filepath.Rel(c.cfg.Home.Dir(), path)
 	if err != nil {
@@ -147,6 +150,45 @@ func (c *Capturer) Sweep(ctx context.Context) error {
 		ids[i] = layer.ID
 	}
 	return c.cfg.Catalog.DeleteLayers(ctx, ids...)
+}
+
+// CheckLayers refuses (STORAGE) layers whose files are missing or damaged as
+// far as a look at each tells, before anything is stopped for them. what names
+// whose they are.
+func (c *Capturer) CheckLayers(layers []catalog.Layer, what string) error {
+	for _, layer := range layers {
+		path := c.Path(layer)
+		info, err := os.Lstat(path)
+		if err == nil && layer.StoredBytes != 0 && info.Size() != layer.StoredBytes {
+			err = fmt.Errorf("it has %d bytes, not %d", info.Size(), layer.StoredBytes)
+		}
+		if err == nil {
+			err = c.cfg.Overlays.CheckFile(path)
+		}
+		if err != nil {
+			return errdefs.New(errdefs.Storage, "%s: its disk layer %s is damaged (%w); choose another checkpoint", what, layer.ID, err)
+		}
+	}
+	return nil
+}
+
+// Settle does what a publication leaves for when the machine is back: it
+// records what the sealed layers take, for CheckLayers.
+func (c *Capturer) Settle(ctx context.Context, k checkpoint.Checkpoint) error {
+	layers, err := c.cfg.Catalog.GetLayers(ctx, k.Layers...)
+	if err != nil {
+		return err
+	}
+	for _, layer := range layers {
+		info, err := os.Lstat(c.Path(layer))
+		if err != nil || layer.StoredBytes != 0 {
+			continue // CheckLayers will say so
+		}
+		if err := c.cfg.Catalog.SetLayerStored(ctx, layer.ID, info.Size(), ""); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Publish seals what lies below the machine's top and publishes it as a

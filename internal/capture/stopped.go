@@ -79,6 +79,10 @@ type StoppedResult struct {
 // is complete and the error says so.
 func (c *Capturer) Stopped(ctx context.Context, r StoppedRequest) (StoppedResult, error) {
 	begun := time.Now()
+	if r.Source == nil && !r.WasClean && !r.AllowCrash {
+		return StoppedResult{}, errdefs.New(errdefs.Conflict,
+			"checkpoint of %s: its guest was not shut down cleanly; start and stop it, or accept its disk as after a power cut with --allow-crash", r.Machine.Name)
+	}
 	detail := Detail{CheckpointID: r.Checkpoint.ID, Running: r.Source != nil}
 	if err := r.Enter(ctx, PhasePrepare, "preparing the next overlay", detail); err != nil {
 		return StoppedResult{}, err

@@ -22,13 +22,15 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
-	"github.com/holdpoint/holdpoint/internal/restore"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // factsTimeout bounds the question what listens in the guest; a checkpoint
 // does without an answer.
 const factsTimeout = 5 * time.Second
+
+// maxMessage bounds a checkpoint's message, in bytes.
+const maxMessage = 16 << 10
 
 // checkpointAPI serves CheckpointService.
 type checkpointAPI struct{ *Daemon }
@@ -54,6 +56,8 @@ func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
 	switch {
 	case err != nil:
 		return err
+	case len(r.GetMessage()) > maxMessage:
+		return errdefs.New(errdefs.Invalid, "checkpoint create: the message has %d bytes, at most %d", len(r.GetMessage()), maxMessage)
 	case kind == checkpoint.Full:
 		return errdefs.New(errdefs.Unsupported, "checkpoint create: full checkpoints, the default, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
 	case r.GetMode() == string(checkpoint.Frozen):
@@ -88,7 +92,7 @@ func (d checkpointAPI) create(ctx context.Context, w *operation.Work, r *holdpoi
 		return nil, err
 	}
 	defer open()
-	routes, err := d.routesNow(ctx, m, run)
+	routes, err := d.keeper.RoutesNow(ctx, m, run)
 	if err != nil {
 		return nil, err
 	}
@@ -159,34 +163,6 @@ func (d *Daemon) commands(ctx context.Context, run *fleet.Run) ([]string, error)
 		}
 	}
 	return running, nil
-}
-
-// routesNow is the machine's routes with what is known of who listens.
-func (d *Daemon) routesNow(ctx context.Context, m catalog.Machine, run *fleet.Run) ([]checkpoint.Route, error) {
-	routes, err := d.catalog.ListRoutes(ctx, m.ID)
-	if err != nil {
-		return nil, err
-	}
-	started := map[int]bool{}
-	if run != nil && len(routes) > 0 {
-		asking, cancel := context.WithTimeout(ctx, factsTimeout)
-		defer cancel()
-		facts, err := run.Agent().Facts(asking, connect.NewRequest(&agentv1.FactsRequest{}))
-		if err != nil {
-			d.cfg.Log.Warn("ask the guest what listens", "machine", m.Name, "error", err)
-		} else {
-			for _, l := range facts.Msg.GetListeners() {
-				if restore.StartedByBoot(m.Spec.OnBoot, l.GetProcess()) {
-					started[int(l.GetPort())] = true
-				}
-			}
-		}
-	}
-	var now []checkpoint.Route
-	for _, r := range routes {
-		now = append(now, checkpoint.Route{Host: r.Host, Port: r.Port, Listening: started[r.Port]})
-	}
-	return now, nil
 }
 
 // List gives checkpoints, newest first.

@@ -12,6 +12,7 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -29,11 +30,24 @@ const leaseTime = 2 * time.Hour
 
 // begin admits an operation and answers with it.
 func (d *Daemon) begin(ctx context.Context, requestID, verb string, options proto.Message, timeout time.Duration, body operation.Body) (*connect.Response[holdpointv1.Operation], error) {
-	op, err := d.engine.Begin(ctx, operation.Request{ID: requestID, Verb: verb, Options: options, Timeout: timeout}, body)
+	request := operation.Request{ID: requestID, Verb: verb, Options: options, Timeout: timeout}
+	op, err := d.engine.Begin(ctx, request, body)
+	if errdefs.Is(err, errdefs.NoSpace) && freesSpace(verb) && d.reserve.Release() {
+		op, err = d.engine.Begin(ctx, request, body)
+	}
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
 	return connect.NewResponse(op), nil
+}
+
+// freesSpace reports whether a verb is a way out of a full disk.
+func freesSpace(verb string) bool {
+	switch verb {
+	case "stop", "rm", "checkpoint rm", "image rm":
+		return true
+	}
+	return false
 }
 
 // claimMachine resolves a machine and leases it to the operation alone.
@@ -52,4 +66,13 @@ func (d *Daemon) claimMachine(ctx context.Context, w *operation.Work, ref string
 		return m, err
 	}
 	return m, d.catalog.UseMachine(ctx, m.ID)
+}
+
+// checkBoots refuses, before anything is stopped for it, a disk that could not
+// be booted: its image or its layers are damaged. what names whose it is.
+func (d *Daemon) checkBoots(ctx context.Context, imageID string, layers []catalog.Layer, what string) error {
+	if err := d.keeper.CheckImage(ctx, imageID); err != nil {
+		return errdefs.New(errdefs.KindOf(err), "%s: %w", what, err)
+	}
+	return d.capturer.CheckLayers(layers, what)
 }

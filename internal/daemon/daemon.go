@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -24,7 +23,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/idle"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
 	"github.com/holdpoint/holdpoint/internal/daemon/settle"
+	"github.com/holdpoint/holdpoint/internal/daemon/socket"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
@@ -77,6 +78,7 @@ type Daemon struct {
 	keeper   *keeper.Keeper
 	capturer *capture.Capturer
 	restorer *restore.Restorer
+	reserve  *reserve.Reserve
 	view     *view.Viewer
 	guest    *guest.Service
 	stop     chan struct{}
@@ -114,6 +116,7 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 		cfg: cfg, started: time.Now(), lock: lock, catalog: cat, gates: hold.New(), stop: make(chan struct{}),
 	}
 	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host})
+	d.reserve = reserve.New(cfg.Home.Reserve())
 	d.restorer = restore.New(restore.Config{Catalog: cat, Capturer: d.capturer})
 	d.engine = operation.New(cat, cfg.Log, d.sweep)
 	d.keeper = keeper.New(keeper.Config{
@@ -130,25 +133,15 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	if err := settler.Settle(ctx); err != nil {
 		return nil, err
 	}
+	d.fillReserve()
 	steps.Release()
 	return d, nil
 }
 
-// Listen makes the daemon's socket.
+// Listen makes the daemon's socket. The home's lock says that nobody else
+// listens there.
 func (d *Daemon) Listen() (net.Listener, error) {
-	path := d.cfg.Home.Socket()
-	// The home's lock says that nobody else listens here.
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket %s: %w", path, err)
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("close socket %s to others: %w", path, err), l.Close())
-	}
-	return l, nil
+	return socket.Listen(socket.Config{Path: d.cfg.Home.Socket(), Files: d.cfg.Files, Log: d.cfg.Log})
 }
 
 // Serve answers calls on l until ctx ends or Stop is called. Calls under way
@@ -222,5 +215,12 @@ func (d *Daemon) sweep(ctx context.Context) {
 	}
 	if err := d.capturer.Sweep(ctx); err != nil {
 		d.cfg.Log.Warn("sweep unreferenced layers", "error", err)
+	}
+	d.fillReserve()
+}
+
+func (d *Daemon) fillReserve() {
+	if err := d.reserve.Fill(); err != nil {
+		d.cfg.Log.Warn("keep space back", "error", err)
 	}
 }

@@ -7,20 +7,27 @@ import (
 	"net"
 	"net/http"
 
+	"connectrpc.com/connect"
+
 	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 )
 
+// maxMessageBytes bounds one message of the API; the largest are an image's
+// script and the pieces of a copy, each about 1 MiB.
+const maxMessageBytes = 8 << 20
+
 // Handler serves the whole API.
 func (d *Daemon) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle(holdpointv1connect.NewDaemonServiceHandler(daemonAPI{d}))
-	mux.Handle(holdpointv1connect.NewImageServiceHandler(imageAPI{d}))
-	mux.Handle(holdpointv1connect.NewMachineServiceHandler(machineAPI{d}))
-	mux.Handle(holdpointv1connect.NewGuestServiceHandler(d.guest))
-	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(checkpointAPI{d}))
-	mux.Handle(holdpointv1connect.NewRouteServiceHandler(routeAPI{d}))
-	mux.Handle(holdpointv1connect.NewOperationServiceHandler(operationAPI{d}))
+	limit := connect.WithReadMaxBytes(maxMessageBytes)
+	mux.Handle(holdpointv1connect.NewDaemonServiceHandler(daemonAPI{d}, limit))
+	mux.Handle(holdpointv1connect.NewImageServiceHandler(imageAPI{d}, limit))
+	mux.Handle(holdpointv1connect.NewMachineServiceHandler(machineAPI{d}, limit))
+	mux.Handle(holdpointv1connect.NewGuestServiceHandler(d.guest, limit))
+	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(checkpointAPI{d}, limit))
+	mux.Handle(holdpointv1connect.NewRouteServiceHandler(routeAPI{d}, limit))
+	mux.Handle(holdpointv1connect.NewOperationServiceHandler(operationAPI{d}, limit))
 	return mux
 }
 

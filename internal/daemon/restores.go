@@ -150,6 +150,13 @@ func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpoint
 	if err := machine.Allow("restore", m.Name, state, machine.Running, machine.Paused, machine.Stopped); err != nil {
 		return nil, err
 	}
+	layers, err := d.catalog.GetLayers(ctx, k.Layers...)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.checkBoots(ctx, k.ImageBuildID, layers, "checkpoint "+k.ID+" could not boot"); err != nil {
+		return nil, err
+	}
 	putBack := r.GetRoutes() == "restore"
 	plan, err := d.plan(ctx, m, k, putBack)
 	if err != nil {
@@ -167,7 +174,7 @@ func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpoint
 	if run != nil {
 		request.Source = d.keeper.Source(m.ID, run, restorePatience, w.Note)
 	}
-	if request.Routes, err = d.routesNow(ctx, m, run); err != nil {
+	if request.Routes, err = d.keeper.RoutesNow(ctx, m, run); err != nil {
 		return nil, err
 	}
 	done, failure := d.restorer.Disk(ctx, request)
@@ -192,6 +199,9 @@ func (d *Daemon) restoreResult(ctx context.Context, machineID string, k checkpoi
 		return nil, err
 	}
 	if done.Safety != nil {
+		if err := d.capturer.Settle(ctx, *done.Safety); err != nil {
+			d.cfg.Log.Warn("measure sealed layers", "checkpoint", done.Safety.ID, "error", err)
+		}
 		if out.Safety, err = d.view.CheckpointNow(ctx, *done.Safety); err != nil {
 			return nil, err
 		}

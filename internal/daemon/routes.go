@@ -5,8 +5,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"regexp"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -16,23 +14,12 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // routeAPI serves RouteService.
 type routeAPI struct{ *Daemon }
-
-// hostPattern is a host name in lower case (RFC 1123).
-const hostPattern = `^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$`
-
-// checkHost makes a host name canonical and refuses one that is none.
-func checkHost(host string) (string, error) {
-	clean := strings.TrimSuffix(strings.ToLower(host), ".")
-	if matched, _ := regexp.MatchString(hostPattern, clean); !matched || len(clean) > 253 {
-		return "", errdefs.New(errdefs.Invalid, "host name %q: use letters, digits, - and dots, for example app.localhost", host)
-	}
-	return clean, nil
-}
 
 // Expose publishes a port of a machine under a host name.
 func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.ExposeRequest]) (*connect.Response[holdpointv1.Operation], error) {
@@ -42,7 +29,7 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 	}
 	host := ""
 	if r.GetHost() != "" {
-		clean, err := checkHost(r.GetHost())
+		clean, err := machine.CheckHost(r.GetHost())
 		if err != nil {
 			return nil, wire.Encode(err)
 		}
@@ -77,7 +64,7 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 
 // Unexpose withdraws a host name.
 func (d routeAPI) Unexpose(ctx context.Context, req *connect.Request[holdpointv1.UnexposeRequest]) (*connect.Response[holdpointv1.Operation], error) {
-	host, err := checkHost(req.Msg.GetHost())
+	host, err := machine.CheckHost(req.Msg.GetHost())
 	if err != nil {
 		return nil, wire.Encode(err)
 	}

@@ -120,6 +120,16 @@ func (d *Disk) Seal(_ context.Context, path string) (storedBytes int64, err erro
 	return Allocated(path)
 }
 
+// CheckFile refuses a file that is no overlay of ours by its header: not a
+// regular file, not qcow2, or one that names other files.
+func (d *Disk) CheckFile(path string) error {
+	h, err := ReadHeader(path)
+	if err != nil {
+		return err
+	}
+	return h.CheckStandalone()
+}
+
 // VirtualSize is the size of the disk that l shows, in bytes.
 func VirtualSize(l Layer) (int64, error) {
 	switch l.Format {
@@ -181,7 +191,7 @@ func (d *Disk) run(ctx context.Context, args ...string) ([]byte, error) {
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("run qemu-img %s: %w", args[0], ctx.Err())
 	case cmd.ProcessState == nil:
-		return nil, errdefs.New(errdefs.Unsupported, "run qemu-img: %w; install qemu-utils", err)
+		return nil, errdefs.New(errdefs.Unsupported, "run qemu-img: %w; install the package qemu-utils (apt install qemu-system-x86 qemu-utils)", err)
 	}
 	line := strings.TrimSpace(stderr.String())
 	line = strings.TrimPrefix(line[strings.LastIndexByte(line, '\n')+1:], "qemu-img: ")

@@ -101,6 +101,9 @@ func (h *Home) DaemonLog() string { return filepath.Join(h.LogDir(), "daemon.log
 // ProxyPort remembers the port of the proxy, so that published URLs stay.
 func (h *Home) ProxyPort() string { return filepath.Join(h.dir, "proxy.port") }
 
+// Reserve keeps some bytes back for when the disk is full.
+func (h *Home) Reserve() string { return filepath.Join(h.dir, "reserve") }
+
 // Catalog is the SQLite database.
 func (h *Home) Catalog() string { return filepath.Join(h.dir, "catalog.db") }
 

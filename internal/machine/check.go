@@ -4,6 +4,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -34,20 +35,30 @@ func (s *Spec) Complete() error {
 		return errdefs.New(errdefs.Invalid, "disk of %d bytes: give whole MiB", s.DiskBytes)
 	case s.Network != NetworkNone:
 		return errdefs.New(errdefs.Unsupported, "network %q: none is the only one there is yet", s.Network)
+	case len(s.Tmpfs) > maxTmpfs:
+		return errdefs.New(errdefs.Invalid, "tmpfs: %d paths, at most %d", len(s.Tmpfs), maxTmpfs)
 	case len(s.OnBoot) > maxOnBoot:
 		return errdefs.New(errdefs.Invalid, "on-boot command of %d bytes: at most %d; put it into a file in the guest", len(s.OnBoot), maxOnBoot)
 	}
 	for i, p := range s.Tmpfs {
 		s.Tmpfs[i] = path.Clean(p)
-		if !strings.HasPrefix(s.Tmpfs[i], "/") || s.Tmpfs[i] == "/" {
+		if !strings.HasPrefix(s.Tmpfs[i], "/") || s.Tmpfs[i] == "/" || strings.ContainsFunc(p, unicode.IsControl) {
 			return errdefs.New(errdefs.Invalid, "tmpfs %q: give an absolute path below /", p)
+		}
+		for _, taken := range []string{"/proc", "/sys", "/dev", "/run"} {
+			if s.Tmpfs[i] == taken || strings.HasPrefix(s.Tmpfs[i], taken+"/") {
+				return errdefs.New(errdefs.Invalid, "tmpfs %q: %s is the guest's own already", p, taken)
+			}
 		}
 	}
 	return nil
 }
 
-// maxOnBoot bounds an on-boot command, in bytes.
-const maxOnBoot = 64 << 10
+// maxOnBoot bounds an on-boot command, in bytes, maxTmpfs the paths of a spec.
+const (
+	maxOnBoot = 64 << 10
+	maxTmpfs  = 64
+)
 
 // Allow refuses (WRONG_STATE) a verb on a machine whose state is none of the
 // allowed ones. The error names verb, machine, state, and what to do.

@@ -5,6 +5,7 @@ package machine
 
 import (
 	"regexp"
+	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -65,4 +66,16 @@ func CheckName(noun, name string) error {
 		return errdefs.New(errdefs.Invalid, "name %s %q: use 1 to 63 of a-z, 0-9 and -, not starting with -", noun, name)
 	}
 	return nil
+}
+
+// hostPattern is a host name in lower case (RFC 1123).
+var hostPattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*$`)
+
+// CheckHost makes a host name canonical and refuses (INVALID) one that is none.
+func CheckHost(host string) (string, error) {
+	clean := strings.TrimSuffix(strings.ToLower(host), ".")
+	if !hostPattern.MatchString(clean) || len(clean) > 253 {
+		return "", errdefs.New(errdefs.Invalid, "host name %q: use letters, digits, - and dots, for example app.localhost", host)
+	}
+	return clean, nil
 }

@@ -131,6 +131,14 @@ func (o overlays) Seal(_ context.Context, path string) (int64, error) {
 	return 4096, o.world.Files.Sync(path)
 }
 
+func (o overlays) CheckFile(path string) error {
+	data, err := os.ReadFile(path)
+	if err == nil && len(data) == 0 {
+		err = errors.New("it is empty")
+	}
+	return err
+}
+
 // Source is the double of a run. What is done to it is in Done, in order.
 type Source struct {
 	world   *World

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -37,9 +38,9 @@ type Config struct {
 	// run's folder is added.
 	MonitorCommand []string
 	Log            *slog.Logger
-	// Exited is called once for each run that was a machine's current one
-	// when it ended.
-	Exited func(machineID string, run *Run)
+	// Exited is called when a machine's current run has ended, until it says
+	// that the end is recorded.
+	Exited func(machineID string, run *Run) (recorded bool)
 }
 
 // Fleet is the monitors of all machines. Close lets go of them; they run on.
@@ -90,7 +91,9 @@ func (f *Fleet) Start(ctx context.Context, cfg monitor.Config) (*Run, error) {
 		return nil, err
 	}
 	steps.Release()
-	return f.follow(cfg.Run.MachineID, cfg.Run.RunID, dir, client), nil
+	run := f.newRun(cfg.Run.MachineID, cfg.Run.RunID, dir)
+	f.follow(run, client)
+	return run, nil
 }
 
 // diedSilently reports whether the monitor of a folder is gone without a
@@ -106,31 +109,37 @@ func diedSilently(dir string) bool {
 
 // end ends whatever is left of a run that could not be begun.
 func (f *Fleet) end(dir string) {
-	if alive, err := monitor.Alive(dir); err == nil && !alive && !diedSilently(dir) {
+	if ended(dir) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
-	client, err := monitor.Ensure(ctx, f.startConfig(dir))
-	if err != nil {
-		f.cfg.Log.Warn("end a run that could not be begun", "dir", dir, "error", err)
-		return
-	}
-	defer client.Close()
-	if _, err := client.Kill(ctx); err != nil {
+	if err := monitor.KillRun(ctx, f.cfg.Files, dir); err != nil {
 		f.cfg.Log.Warn("end a run that could not be begun", "dir", dir, "error", err)
 	}
 }
 
 // Adopt takes hold of the run in a folder that an earlier daemon made: its
-// living monitor, or a successor. NOT_FOUND means that no run began there.
-func (f *Fleet) Adopt(ctx context.Context, machineID, runID string) (*Run, error) {
-	dir := f.cfg.Home.Run(machineID, runID)
-	client, err := monitor.Ensure(ctx, f.startConfig(dir))
-	if err != nil {
-		return nil, err
+// living monitor, or a successor. It waits until ctx ends for that; then the
+// run is lost until its monitor is found, which goes on being tried. A run
+// that has ended ends here, too.
+func (f *Fleet) Adopt(ctx context.Context, machineID, runID string) *Run {
+	run := f.newRun(machineID, runID, f.cfg.Home.Run(machineID, runID))
+	f.follow(run, nil)
+	for {
+		run.mu.Lock()
+		changed, found := run.changed, run.status.GetPhase() != monitorv1.Phase_PHASE_UNSPECIFIED || run.ended || run.lost != nil
+		run.mu.Unlock()
+		if found {
+			return run
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			run.setLost(fmt.Errorf("look for its monitor: %w", context.Cause(ctx)))
+			return run
+		}
 	}
-	return f.follow(machineID, runID, dir, client), nil
 }
 
 func (f *Fleet) startConfig(dir string) monitor.StartConfig {
@@ -155,21 +164,25 @@ func (f *Fleet) SetCurrent(machineID string, run *Run) {
 	}
 	f.mu.Unlock()
 	if run != nil && run.Ended() {
-		f.ended(run)
+		f.tell(run)
 	}
 }
 
-// ended tells of the end of a current run, once.
-func (f *Fleet) ended(run *Run) {
+// tell tells of the end of a current run, and reports whether that is recorded
+// or nobody wants to know.
+func (f *Fleet) tell(run *Run) bool {
+	if f.Current(run.machineID) != run {
+		return true
+	}
+	if f.cfg.Exited != nil && !f.cfg.Exited(run.machineID, run) {
+		return false
+	}
 	f.mu.Lock()
-	isCurrent := f.current[run.machineID] == run
-	if isCurrent {
+	defer f.mu.Unlock()
+	if f.current[run.machineID] == run {
 		delete(f.current, run.machineID)
 	}
-	f.mu.Unlock()
-	if isCurrent && f.cfg.Exited != nil {
-		f.cfg.Exited(run.machineID, run)
-	}
+	return true
 }
 
 // Tidy removes what ended runs of a machine left, memory above all, but for
@@ -232,24 +245,44 @@ func (f *Fleet) remove(dir string) {
 	}
 }
 
-// successor is asked for when a monitor died. It tries until it has one, the
-// run's end is proven, or the fleet is closed.
+// successor finds the run's monitor or starts one. It tries until it has one,
+// the run's end is proven, or the fleet is closed.
 func (f *Fleet) successor(run *Run) (*monitor.Client, error) {
-	dir := run.dir
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
-		client, err := monitor.Ensure(f.ctx, f.startConfig(dir))
+		client, err := f.ensure(run.dir)
 		if err == nil {
 			return client, nil
 		}
-		if record, rerr := monitor.ReadRecord(dir); rerr == nil && record.Phase == monitor.Exited {
+		if ended(run.dir) {
 			return nil, err
 		}
-		run.setLost()
-		f.cfg.Log.Error("start successor of a monitor", "dir", dir, "error", err, "again_in", wait)
+		run.setLost(err)
+		f.cfg.Log.Error("find the monitor of a run", "dir", run.dir, "error", err, "again_in", wait)
 		select {
 		case <-f.ctx.Done():
 			return nil, errors.Join(err, f.ctx.Err())
+		case <-run.wake:
 		case <-time.After(wait):
 		}
 	}
+}
+
+func (f *Fleet) ensure(dir string) (*monitor.Client, error) {
+	ctx, cancel := context.WithTimeout(f.ctx, endTimeout)
+	defer cancel()
+	return monitor.Ensure(ctx, f.startConfig(dir))
+}
+
+// ended reports whether a run's end is proven: by its record, or because
+// neither a monitor nor any process that carries its mark lives.
+func ended(dir string) bool {
+	if record, err := monitor.ReadRecord(dir); err == nil && record.Phase == monitor.Exited {
+		return true
+	}
+	alive, err := monitor.Alive(dir)
+	if err != nil || alive {
+		return false
+	}
+	living, err := monitor.Living(dir)
+	return err == nil && len(living) == 0
 }

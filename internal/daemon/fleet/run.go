@@ -16,6 +16,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
+	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -27,54 +28,75 @@ import (
 type Run struct {
 	machineID string
 	// ID is the first run id, which its folder is called by.
-	ID  string
-	dir string
+	ID    string
+	dir   string
+	files *durable.FS
 
 	mu      sync.Mutex
 	client  *monitor.Client
 	status  *monitorv1.StatusResponse
 	changed chan struct{}
 	ended   bool
-	// lost: its monitor died and no successor could be started yet.
-	lost bool
+	// lost is why it has no monitor and none could be started; nil else.
+	lost error
+	// wake makes a lost run look for its monitor at once.
+	wake chan struct{}
 }
 
 // follow keeps the run's status until it has ended or the fleet is closed.
-func (f *Fleet) follow(machineID, runID, dir string, client *monitor.Client) *Run {
-	run := &Run{
-		machineID: machineID, ID: runID, dir: dir, client: client,
-		status: &monitorv1.StatusResponse{}, changed: make(chan struct{}),
-	}
+// Without a client it begins by looking for the run's monitor.
+func (f *Fleet) follow(run *Run, client *monitor.Client) {
 	f.wg.Go(func() {
 		for {
+			if client == nil {
+				var err error
+				if client, err = f.successor(run); err != nil {
+					if f.ctx.Err() != nil {
+						return
+					}
+					run.set(exitOf(run.dir, err))
+					break
+				}
+			}
+			run.replace(client)
 			err := run.watch(f.ctx)
 			if f.ctx.Err() != nil {
-				run.closeClient()
+				client.Close()
 				return
 			}
 			if run.exited() {
+				client.Close()
 				break
 			}
-			f.cfg.Log.Warn("a monitor is gone, starting its successor", "machine", machineID, "run", runID, "error", err)
-			run.closeClient()
-			next, err := f.successor(run)
-			if f.ctx.Err() != nil {
-				return
-			}
-			if err != nil {
-				run.set(exitOf(dir, err))
-				break
-			}
-			run.replace(next)
+			f.cfg.Log.Warn("a monitor is gone, starting its successor", "machine", run.machineID, "run", run.ID, "error", err)
+			client.Close()
+			client = nil
 		}
-		// Who waits for the end finds it recorded; a run that is made the
-		// current one only now is told of right after.
-		f.ended(run)
-		run.end()
-		run.closeClient()
-		f.ended(run)
+		f.conclude(run)
 	})
-	return run
+}
+
+// conclude tells of the run's end: once before those who wait for it go on, so
+// that they find it recorded, and then until it is.
+func (f *Fleet) conclude(run *Run) {
+	told := f.tell(run)
+	run.end()
+	for wait := 100 * time.Millisecond; !told; wait = min(2*wait, 10*time.Second) {
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-time.After(wait):
+			told = f.tell(run)
+		}
+	}
+	f.tell(run) // it may have become the current one only now
+}
+
+func (f *Fleet) newRun(machineID, runID, dir string) *Run {
+	return &Run{
+		machineID: machineID, ID: runID, dir: dir, files: f.cfg.Files, status: &monitorv1.StatusResponse{},
+		changed: make(chan struct{}), wake: make(chan struct{}, 1),
+	}
 }
 
 // watch follows one monitor until its stream ends.
@@ -114,15 +136,9 @@ func (r *Run) set(status *monitorv1.StatusResponse) {
 func (r *Run) replace(client *monitor.Client) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.client, r.lost = client, false
+	r.client, r.lost = client, nil
 	close(r.changed)
 	r.changed = make(chan struct{})
-}
-
-func (r *Run) closeClient() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.client.Close()
 }
 
 func (r *Run) end() {
@@ -133,15 +149,17 @@ func (r *Run) end() {
 	r.changed = make(chan struct{})
 }
 
-func (r *Run) setLost() {
+func (r *Run) setLost(why error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.lost = true
+	r.lost = why
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
-// Lost reports whether the run has no monitor and none could be started: its
-// state is unknown until one is.
-func (r *Run) Lost() bool {
+// Lost is why the run has no monitor, so that its state is unknown; nil when
+// it has one.
+func (r *Run) Lost() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.lost
@@ -214,7 +232,7 @@ func (r *Run) AwaitEnd(ctx context.Context) error {
 	}
 }
 
-// Monitor is the client of its monitor now.
+// Monitor is the client of its monitor now; nil while it has none yet.
 func (r *Run) Monitor() *monitor.Client {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -232,14 +250,20 @@ func (r *Run) Dir() string { return r.dir }
 func (r *Run) call(ctx context.Context, ask func(*monitor.Client) error) error {
 	for {
 		client := r.Monitor()
-		err := ask(client)
+		err := monitor.ErrGone
+		if client != nil {
+			err = ask(client)
+		}
 		if !errors.Is(err, monitor.ErrGone) {
 			return err
 		}
 		for r.Monitor() == client {
 			r.mu.Lock()
-			changed, ended := r.changed, r.ended
+			changed, ended, lost := r.changed, r.ended, r.lost
 			r.mu.Unlock()
+			if lost != nil && !ended {
+				return errdefs.New(errdefs.OutcomeUnknown, "the run's monitor cannot be reached (%w); end the machine with holdpoint stop --force", lost)
+			}
 			if ended {
 				return errdefs.New(errdefs.WrongState, "the run has ended (%s)", Describe(r.Status().GetExit()))
 			}
@@ -286,6 +310,17 @@ func (r *Run) Stop(ctx context.Context, timeout time.Duration) (clean bool, err 
 
 // Kill ends the run as a power cut would; it returns when the end is proven.
 func (r *Run) Kill(ctx context.Context) error {
+	if r.Lost() != nil {
+		// Nobody else can end it: by the mark of its processes.
+		if err := monitor.KillRun(ctx, r.files, r.dir); err != nil {
+			return err
+		}
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+		return r.AwaitEnd(ctx)
+	}
 	err := r.call(ctx, func(c *monitor.Client) error {
 		_, err := c.Kill(ctx)
 		return err

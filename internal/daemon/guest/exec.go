@@ -74,7 +74,7 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	}
 	// It ends with the client's stream, which ends when this call does.
 	go execInput(ctx, stream, guest, door)
-	return outcome(ctx, run, what, execOutput(stream, guest))
+	return outcome(ctx, run, what, execOutput(stream, guest, door))
 }
 
 // execName names a command for people.
@@ -110,7 +110,7 @@ func execInput(ctx context.Context, client *connect.BidiStream[holdpointv1.Guest
 
 // execOutput carries what the guest sends until it ends.
 func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse],
-	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse],
+	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse], door *hold.Admission,
 ) error {
 	defer guest.CloseResponse()
 	for {
@@ -120,6 +120,10 @@ func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpoi
 		}
 		if err != nil {
 			return err
+		}
+		if why := door.Held(); why != "" && message.GetExit().GetCode() > 128 {
+			// A signal that nobody in the machine sent.
+			return errdefs.New(errdefs.Conflict, "the command was ended: %s", why)
 		}
 		if err := client.Send(&holdpointv1.GuestExecResponse{Message: message}); err != nil {
 			return err

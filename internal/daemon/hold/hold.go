@@ -147,6 +147,13 @@ func (a *Admission) Outdated() error {
 	return a.outdated(a.gates.of(a.request.Machine).generation)
 }
 
+// Held is why the gate is closed now; empty when it is open.
+func (a *Admission) Held() string {
+	a.gates.mu.Lock()
+	defer a.gates.mu.Unlock()
+	return a.gates.of(a.request.Machine).why
+}
+
 func (a *Admission) outdated(now uint64) error {
 	return errdefs.New(errdefs.Conflict,
 		"%s: the machine was restored (generation %d, this was meant for %d); look at its state and start again",

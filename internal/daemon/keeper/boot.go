@@ -44,6 +44,16 @@ func (k *Keeper) config(ctx context.Context, m catalog.Machine, runID string, ch
 	}, boot.Note, nil
 }
 
+// CheckImage refuses an image that cannot be booted, as a boot would.
+func (k *Keeper) CheckImage(ctx context.Context, buildID string) error {
+	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), buildID))
+	if err != nil {
+		return err
+	}
+	_, err = k.cfg.Booter.PrepareBoot(ctx, img)
+	return err
+}
+
 func (k *Keeper) layer(l catalog.Layer) machine.Layer {
 	return machine.Layer{ID: l.ID, Path: filepath.Join(k.cfg.Home.Dir(), filepath.FromSlash(l.Path)), Format: l.Format}
 }
@@ -53,20 +63,4 @@ func (k *Keeper) layer(l catalog.Layer) machine.Layer {
 func guestMachineID(machineID string) string {
 	sum := sha256.Sum256([]byte("holdpoint machine-id " + machineID))
 	return hex.EncodeToString(sum[:16])
-}
-
-// ended records the end of a run that nothing of is left to adopt, from its
-// own record where there is one.
-func (k *Keeper) ended(ctx context.Context, m catalog.Machine) error {
-	reason := "ended while the daemon was away"
-	if record, err := monitor.ReadRecord(k.cfg.Home.Run(m.ID, m.RunID)); err == nil && record.Exit != nil {
-		reason = string(record.Exit.Reason)
-		if record.Exit.Message != "" {
-			reason += ": " + record.Exit.Message
-		}
-		if record.Exit.Clean {
-			reason = CleanExit
-		}
-	}
-	return k.cfg.Catalog.EndRun(ctx, m.ID, m.RunID, machine.Stopped, reason)
 }

@@ -31,6 +31,10 @@ const bootTimeout = 2 * time.Minute
 // recordTimeout bounds a record that is made after the fact.
 const recordTimeout = 30 * time.Second
 
+// adoptTimeout is how long the start of a daemon waits for the monitor of one
+// machine; it takes 0.1 to 0.3 s to find one or to start a successor.
+const adoptTimeout = 10 * time.Second
+
 // CleanExit is a machine's exit after its guest had shut down cleanly.
 const CleanExit = "clean shutdown"
 
@@ -99,18 +103,33 @@ func (k *Keeper) Running(m catalog.Machine, verb string) (*fleet.Run, error) {
 	case machine.Paused:
 		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is paused; run holdpoint resume %s", verb, m.Name, m.Name)
 	case machine.Unknown:
-		return nil, errdefs.New(errdefs.WrongState, "%s: the state of machine %s is unknown; run holdpoint inspect %s", verb, m.Name, m.Name)
+		return nil, errdefs.New(errdefs.WrongState, "%s: the state of machine %s is unknown (%s); end it with holdpoint stop --force %s, or look into holdpoint inspect %s", verb, m.Name, whyUnknown(run), m.Name, m.Name)
 	default:
 		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is %s; run holdpoint start %s", verb, m.Name, state, m.Name)
 	}
 }
 
+// whyUnknown says why a machine's state is unknown.
+func whyUnknown(run *fleet.Run) string {
+	if run == nil {
+		return "it has no run, and its end is not recorded yet"
+	}
+	if err := run.Lost(); err != nil {
+		return err.Error()
+	}
+	return "look again"
+}
+
 // State is a machine's lifecycle state: what its run says, else what is recorded.
 func State(m catalog.Machine, run *fleet.Run) machine.State {
-	if run == nil || m.State == machine.Creating {
+	switch {
+	case m.State == machine.Creating:
 		return m.State
-	}
-	if run.Lost() {
+	case run == nil && (m.State == machine.Running || m.State == machine.Paused):
+		return machine.Unknown // it should have a run
+	case run == nil:
+		return m.State
+	case run.Lost() != nil && !run.Ended():
 		return machine.Unknown
 	}
 	switch run.Status().GetPhase() {
@@ -122,8 +141,8 @@ func State(m catalog.Machine, run *fleet.Run) machine.State {
 	return machine.Running
 }
 
-// exited records the end of a machine's current run.
-func (k *Keeper) exited(machineID string, run *fleet.Run) {
+// exited records the end of a machine's current run, and reports whether it did.
+func (k *Keeper) exited(machineID string, run *fleet.Run) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
 	exit := run.Status().GetExit()
@@ -135,12 +154,14 @@ func (k *Keeper) exited(machineID string, run *fleet.Run) {
 	err := k.cfg.Catalog.EndRun(ctx, machineID, run.ID, machine.Stopped, reason)
 	if err != nil && !errdefs.Is(err, errdefs.WrongState) && !errdefs.Is(err, errdefs.NotFound) {
 		k.cfg.Log.Error("record the end of a run", "machine", machineID, "error", err)
+		return false
 	}
 	// An operation tidies up when the guest is back: each removal is synced,
 	// and until then the machine stands still.
 	if m, err := k.cfg.Catalog.GetMachine(ctx, machineID); err == nil && m.HeldBy == "" {
 		k.fleet.Tidy(machineID)
 	}
+	return true
 }
 
 // Tidy removes what ended runs of a machine that is stopped left behind.
@@ -168,18 +189,14 @@ func (k *Keeper) Adopt(ctx context.Context, m catalog.Machine) error {
 	if m.RunID == "" || m.Exit != "" {
 		return nil // it never ran, or the end of its last run is recorded
 	}
-	run, err := k.fleet.Adopt(ctx, m.ID, m.RunID)
-	switch {
-	case err == nil:
-		k.fleet.SetCurrent(m.ID, run)
-		return nil
-	case errdefs.Is(err, errdefs.WrongState), errdefs.Is(err, errdefs.NotFound):
-		return k.ended(ctx, m)
+	adopting, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	run := k.fleet.Adopt(adopting, m.ID, m.RunID)
+	k.fleet.SetCurrent(m.ID, run)
+	if err := run.Lost(); err != nil {
+		return fmt.Errorf("adopt machine %s: %w", m.Name, err)
 	}
-	if recordErr := k.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Unknown); recordErr != nil {
-		err = errors.Join(err, recordErr)
-	}
-	return fmt.Errorf("adopt machine %s: %w", m.Name, err)
+	return nil
 }
 
 // Boot begins a run of the machine's recorded chain and returns when its guest

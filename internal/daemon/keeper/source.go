@@ -92,15 +92,9 @@ func (k *Keeper) End(ctx context.Context, machineID, runID string) error {
 	delete(k.beside, runID)
 	k.mu.Unlock()
 	if run == nil {
-		var err error
-		run, err = k.fleet.Adopt(ctx, machineID, runID)
-		if errdefs.Is(err, errdefs.NotFound) || errdefs.Is(err, errdefs.WrongState) {
-			k.fleet.Discard(machineID, runID)
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+		adopting, cancel := context.WithTimeout(ctx, adoptTimeout)
+		defer cancel()
+		run = k.fleet.Adopt(adopting, machineID, runID)
 	}
 	if err := run.Kill(ctx); err != nil && !errdefs.Is(err, errdefs.WrongState) {
 		return err

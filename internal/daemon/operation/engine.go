@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -289,8 +291,8 @@ func (e *Engine) Close(ctx context.Context) error {
 }
 
 func record(r Request) (catalog.Operation, error) {
-	if len(r.ID) > 256 {
-		return catalog.Operation{}, errdefs.New(errdefs.Invalid, "%s: the request id is longer than 256 bytes", r.Verb)
+	if len(r.ID) > 256 || strings.ContainsFunc(r.ID, unicode.IsControl) {
+		return catalog.Operation{}, errdefs.New(errdefs.Invalid, "%s: a request id has at most 256 bytes and no control characters", r.Verb)
 	}
 	options, err := protojson.Marshal(r.Options)
 	if err != nil {

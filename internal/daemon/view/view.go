@@ -56,6 +56,9 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		view.Image = m.ImageBuildID
 	}
 	if run != nil {
+		if err := run.Lost(); err != nil {
+			view.Exit = "unknown: " + err.Error()
+		}
 		status := run.Status()
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()

@@ -96,6 +96,9 @@ func (FakeOverlays) Create(_ context.Context, path string, virtualBytes int64) e
 	return fakedisk.Create(path, virtualBytes)
 }
 
+// CheckFile refuses a file that is no fake disk.
+func (FakeOverlays) CheckFile(path string) error { return fakedisk.Check(path) }
+
 // Seal makes the layer at path read-only and returns what it takes, in bytes.
 func (FakeOverlays) Seal(_ context.Context, path string) (storedBytes int64, err error) {
 	info, err := os.Stat(path)

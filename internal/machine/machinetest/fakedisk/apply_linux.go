@@ -91,3 +91,9 @@ func applyAttributes(path string, h *tar.Header) error {
 	}
 	return os.Chtimes(path, h.ModTime, h.ModTime)
 }
+
+// Check refuses a file that is no layer.
+func Check(path string) error {
+	_, _, err := readLayer(path, false)
+	return err
+}
