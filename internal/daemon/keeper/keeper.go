@@ -33,7 +33,7 @@ const recordTimeout = 30 * time.Second
 
 // adoptTimeout is how long the start of a daemon waits for the monitor of one
 // machine; it takes 0.1 to 0.3 s to find one or to start a successor.
-const adoptTimeout = 10 * time.Second
+const adoptTimeout = 5 * time.Second
 
 // CleanExit is a machine's exit after its guest had shut down cleanly.
 const CleanExit = "clean shutdown"
