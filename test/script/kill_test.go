@@ -8,8 +8,8 @@ import (
 	"github.com/holdpoint/holdpoint/test/session"
 )
 
-// TestKilledAtRandomMoments kills daemons and monitors in the middle of
-// checkpoints and restores, the same as with real guests but more often.
+// TestKilledAtRandomMoments kills the daemon, the monitor and both in the middle
+// of checkpoints and restores: of each verb at ten moments, ten and five.
 func TestKilledAtRandomMoments(t *testing.T) {
 	for _, verb := range []string{"checkpoint", "restore"} {
 		t.Run(verb, func(t *testing.T) {
@@ -19,8 +19,8 @@ func TestKilledAtRandomMoments(t *testing.T) {
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			k := session.Story{
-				Session: s, Machine: "web", Rounds: 12, Random: rand.New(rand.NewPCG(seed, 0)),
-				Victims: []session.Victim{session.Daemon, session.Monitor, session.Both},
+				Session: s, Machine: "web", Rounds: 25, Random: rand.New(rand.NewPCG(seed, 0)),
+				Victims: []session.Victim{session.Daemon, session.Monitor, session.Daemon, session.Monitor, session.Both},
 			}
 			if verb == "checkpoint" {
 				k.CutCheckpoints(t, 4)

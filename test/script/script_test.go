@@ -4,6 +4,7 @@
 package script_test
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -18,28 +19,47 @@ import (
 // The sessions. Each runs in a home of its own; what it started is ended even
 // when it failed.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata",
+	testscript.Run(t, params("testdata", setup))
+}
+
+func params(dir string, setup func(*testscript.Env) error) testscript.Params {
+	return testscript.Params{
+		Dir:                 dir,
 		Setup:               setup,
 		Cmds:                commands(),
+		Condition:           condition,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		ContinueOnError:     false,
-	})
+	}
+}
+
+// condition knows [agent]: this build has the guest agent in it.
+func condition(name string) (bool, error) {
+	if name != "agent" {
+		return false, fmt.Errorf("unknown condition %q", name)
+	}
+	_, err := os.Stat("../../internal/image/embedded/holdpoint-agent")
+	return err == nil, nil
 }
 
 // setup gives a script its session.
 func setup(env *testscript.Env) error {
+	_, err := scriptSession(env)
+	return err
+}
+
+func scriptSession(env *testscript.Env) (*session.Session, error) {
 	s, err := session.New()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := os.Mkdir(faultsOf(s), 0o700); err != nil {
-		return err
+		return nil, err
 	}
 	s.Env = append(s.Env, faultsVariable+"="+faultsOf(s))
 	s.Setup(env)
-	return nil
+	return s, nil
 }
 
 // commands are those of sessions, and:

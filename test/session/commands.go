@@ -30,8 +30,9 @@ import (
 //	clean                  nothing is half-made, see Session.Clean
 //	running N              N machines run, each with one monitor
 //	terminal N INPUT CMD…  runs CMD on a terminal of 80 × 24, types INPUT (\r is
-//	                       Return) once CMD has said something and waits, and wants
-//	                       exit code N; stdout is all that was on the terminal
+//	                       Return, ^P and ^Q are themselves) once CMD has said
+//	                       something and waits, and wants exit code N; stdout is all
+//	                       that was on the terminal
 //	httpget URL PATTERN    the proxy answers with what matches, status line included
 func Commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){

@@ -109,6 +109,28 @@ type Story struct {
 	// Victims are killed in turn.
 	Victims []Victim
 	Random  *rand.Rand
+
+	// outcomes counts the rounds by victim and by what became of the verb.
+	outcomes map[string]int
+	// span is how long the verb takes when it is let alone.
+	span time.Duration
+	// moments are when each round's victim is killed, as parts of span.
+	moments []float64
+}
+
+// plan spreads the moments: of each victim's n, one at random is in each n-th
+// part of the span, in random order.
+func (k *Story) plan() {
+	k.moments, k.outcomes = make([]float64, k.Rounds), map[string]int{}
+	for v := range k.Victims {
+		var rounds []int
+		for round := v; round < k.Rounds; round += len(k.Victims) {
+			rounds = append(rounds, round)
+		}
+		for i, part := range k.Random.Perm(len(rounds)) {
+			k.moments[rounds[i]] = (float64(part) + k.Random.Float64()) / float64(len(rounds))
+		}
+	}
 }
 
 // state is what a round knows of the machine.
@@ -135,22 +157,25 @@ func (k *Story) state(t testing.TB) state {
 	return v.Machine
 }
 
-// cut begins a command line, kills the victim a random part of span later, and
-// returns when the machine answers again and nothing half-made is left. It
-// tells whether the command line succeeded.
-func (k *Story) cut(t testing.TB, round int, span time.Duration, args ...string) bool {
+// end is how a command line ended, and how long it took.
+type end struct {
+	Result
+	took time.Duration
+	err  error
+}
+
+// cutOff begins a command line, kills the victim a part of the span later, and
+// returns how the command line ended.
+func (k *Story) cutOff(t testing.TB, round int, args []string) end {
 	t.Helper()
 	victim := k.Victims[round%len(k.Victims)]
-	moment := time.Duration(k.Random.Int64N(int64(span)))
+	moment := time.Duration(k.moments[round] * float64(k.span))
 	cmd := k.Command(args...)
-	type end struct {
-		Result
-		err error
-	}
+	begun := time.Now()
 	done := make(chan end, 1)
 	go func() {
 		r, err := finish(cmd)
-		done <- end{r, err}
+		done <- end{r, time.Since(begun), err}
 	}()
 	time.Sleep(moment) // the one thing there is no event for
 	if err := k.Kill(victim); err != nil {
@@ -160,8 +185,25 @@ func (k *Story) cut(t testing.TB, round int, span time.Duration, args ...string)
 	if e.err != nil {
 		t.Fatal(e.err)
 	}
-	t.Logf("round %d: %s killed after %v of %s: exit code %d %s", round, victim, moment.Round(time.Millisecond), args[0], e.Code,
-		strings.TrimSpace(e.Stderr))
+	outcome := "done all the same"
+	switch {
+	case e.Code != 0:
+		outcome = "cut off"
+	case e.took < moment: // faster than when it was measured
+		outcome = "over by then"
+		k.span = e.took
+	}
+	k.outcomes[string(victim)+" killed, "+outcome]++
+	t.Logf("round %d: %s killed after %v of %s: %s, exit code %d %s", round, victim, moment.Round(time.Millisecond), args[0], outcome,
+		e.Code, strings.ReplaceAll(strings.TrimSpace(e.Stderr), "\n", "; "))
+	return e
+}
+
+// cut cuts a command line off, and returns when the machine answers again and
+// nothing half-made is left. It tells whether the command line succeeded.
+func (k *Story) cut(t testing.TB, round int, args ...string) bool {
+	t.Helper()
+	e := k.cutOff(t, round, args)
 	k.Must(t, "ls")
 	err := Await(func() error {
 		r, err := k.Run("exec", k.Machine, "--", "true")
@@ -190,12 +232,13 @@ func (k *Story) CutCheckpoints(t testing.TB, verify int) {
 	k.write(t, "c")
 	begun := time.Now()
 	k.Must(t, create("c")...)
-	span := time.Since(begun)
+	k.span = time.Since(begun)
+	k.plan()
 	promised := map[string]bool{"c": true}
 	for round := range k.Rounds {
 		name := fmt.Sprintf("c%d", round)
 		k.write(t, name)
-		promised[name] = k.cut(t, round, span, create(name)...)
+		promised[name] = k.cut(t, round, create(name)...)
 		if got := k.content(t); got != name {
 			t.Fatalf("after round %d the machine has %q, want %q", round, got, name)
 		}
@@ -217,7 +260,7 @@ func (k *Story) CutCheckpoints(t testing.TB, verify int) {
 			t.Errorf("checkpoint %s was reported and is not there", name)
 		}
 	}
-	t.Logf("%d of %d checkpoints were made", len(list.Checkpoints), k.Rounds+1)
+	t.Logf("%d of %d checkpoints were made; %v", len(list.Checkpoints), k.Rounds+1, k.outcomes)
 }
 
 // CutRestores cuts off `restore`. Afterwards the machine has either what it had
@@ -229,13 +272,14 @@ func (k *Story) CutRestores(t testing.TB) {
 	restore := []string{"restore", k.Machine, "target", "--disk", "--yes"}
 	begun := time.Now()
 	k.Must(t, restore...)
-	span := time.Since(begun)
+	k.span = time.Since(begun)
+	k.plan()
 	restored := 0
 	for round := range k.Rounds {
 		content := fmt.Sprintf("r%d", round)
 		k.write(t, content)
 		before := k.state(t).Generation
-		said := k.cut(t, round, span, restore...)
+		said := k.cut(t, round, restore...)
 		after := k.state(t).Generation
 		want := content
 		if after > before {
@@ -246,5 +290,5 @@ func (k *Story) CutRestores(t testing.TB) {
 			t.Fatalf("round %d: generation %d became %d, said done: %v, the machine has %q, want %q", round, before, after, said, got, want)
 		}
 	}
-	t.Logf("%d of %d restores were done", restored, k.Rounds)
+	t.Logf("%d of %d restores were done; %v", restored, k.Rounds, k.outcomes)
 }

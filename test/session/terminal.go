@@ -71,7 +71,7 @@ func cmdTerminal(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		return nil
 	}))
-	_, err = tty.WriteString(strings.ReplaceAll(args[1], `\r`, "\r"))
+	_, err = tty.WriteString(strings.NewReplacer(`\r`, "\r", "^P", "\x10", "^Q", "\x11").Replace(args[1]))
 	ts.Check(err)
 	code := exitCode(ts, cmd.Wait())
 	<-read
