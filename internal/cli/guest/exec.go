@@ -86,6 +86,7 @@ func (e *Exec) Run(ctx context.Context, c *client.Client) (Result, error) {
 	cancel(nil)
 	_ = stream.CloseResponse() // nothing more is expected
 	if errors.Is(err, errLeft) {
+		result.Left = true
 		return result, nil
 	}
 	return result, err
