@@ -41,7 +41,7 @@ func (a *Agent) Upload(ctx context.Context, stream *connect.ClientStream[agentv1
 		unpack = tarstream.UnpackAs
 	}
 	in := &uploadReader{stream: stream}
-	res, err := unpack(ctx, in, name, tarstream.Options{Special: a.cfg.Init})
+	res, err := unpack(ctx, in, name, tarstream.Options{Special: a.cfg.Init, Direct: a.cfg.Init})
 	if err == nil {
 		_, err = io.Copy(io.Discard, in) // the padding of the archive
 	}
@@ -88,7 +88,7 @@ func (a *Agent) Download(ctx context.Context, req *connect.Request[agentv1.Downl
 	if err != nil {
 		return wire.Encode(err)
 	}
-	return wire.Encode(tarstream.Pack(ctx, downloadWriter{stream}, name))
+	return wire.Encode(tarstream.PackDirect(ctx, downloadWriter{stream}, name))
 }
 
 type downloadWriter struct {

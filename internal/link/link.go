@@ -18,7 +18,6 @@
 package link
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 
@@ -52,55 +51,3 @@ func ParseMagic(s string) (Magic, error) {
 
 // String is the magic as 32 lower-case hexadecimal digits.
 func (m Magic) String() string { return hex.EncodeToString(m[:]) }
-
-// scanner finds the first occurrence of a pattern in a stream that comes in
-// pieces.
-type scanner struct {
-	pattern []byte
-	// tail is the end of what was seen, shorter than the pattern.
-	tail []byte
-}
-
-func newScanner(pattern []byte) *scanner {
-	return &scanner{pattern: pattern, tail: make([]byte, 0, 2*len(pattern))}
-}
-
-// scan looks at the next piece of the stream. It returns the index in p that
-// follows the first occurrence of the pattern, or -1. After a hit the scanner
-// begins anew; the rest of p has not been looked at.
-func (s *scanner) scan(p []byte) int {
-	if len(p) == 0 {
-		return -1
-	}
-	if n := len(s.tail); n > 0 {
-		joined := append(s.tail, p[:min(len(p), len(s.pattern)-1)]...)
-		if i := bytes.Index(joined, s.pattern); i >= 0 {
-			s.tail = s.tail[:0]
-			return i + len(s.pattern) - n
-		}
-	}
-	if i := bytes.Index(p, s.pattern); i >= 0 {
-		s.tail = s.tail[:0]
-		return i + len(s.pattern)
-	}
-	keep := len(s.pattern) - 1
-	if len(p) < keep {
-		s.tail = append(s.tail, p...)
-		if over := len(s.tail) - keep; over > 0 {
-			s.tail = append(s.tail[:0], s.tail[over:]...)
-		}
-	} else {
-		s.tail = append(s.tail[:0], p[len(p)-keep:]...)
-	}
-	return -1
-}
-
-// partial is how many of the last bytes seen may be the pattern's beginning.
-func (s *scanner) partial() int {
-	for n := len(s.tail); n > 0; n-- {
-		if bytes.HasSuffix(s.tail, s.pattern[:n]) {
-			return n
-		}
-	}
-	return 0
-}

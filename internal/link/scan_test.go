@@ -42,3 +42,29 @@ func FuzzScanner(f *testing.F) {
 		}
 	})
 }
+
+func TestIndexAtEveryPlace(t *testing.T) {
+	for _, size := range []int{16, 24} {
+		pattern := make([]byte, size)
+		for i := range pattern {
+			pattern[i] = byte(i % 3) // its probes are everywhere in the text
+		}
+		pattern[size-1] = 9
+		s := newScanner(pattern)
+		for length := size; length < 90; length++ {
+			for at := 0; at+size <= length; at++ {
+				text := make([]byte, length)
+				for i := range text {
+					text[i] = byte(i % 3)
+				}
+				if i := s.index(text); i != -1 {
+					t.Fatalf("found at %d where it is not", i)
+				}
+				copy(text[at:], pattern)
+				if i, want := s.index(text), bytes.Index(text, pattern); i != want {
+					t.Fatalf("length %d: found at %d, want %d", length, i, want)
+				}
+			}
+		}
+	}
+}

@@ -47,7 +47,7 @@ func (u *unpacker) file(name string, h *tar.Header, r io.Reader) error {
 
 // fill gives the new file f its content, owner and mode.
 func (u *unpacker) fill(f *os.File, h *tar.Header, r io.Reader, pieces []piece, size int64) error {
-	if err := writePieces(u.ctx, f, r, pieces, size, u.buf); err != nil {
+	if err := writePieces(u.ctx, newDirectFile(f, h.Size, u.opt.Direct), r, pieces, size, u.buffer(h.Size)); err != nil {
 		return err
 	}
 	if u.opt.Owners {
@@ -56,6 +56,18 @@ func (u *unpacker) fill(f *os.File, h *tar.Header, r io.Reader, pieces []piece, 
 		}
 	}
 	return f.Chmod(u.mode(h))
+}
+
+// buffer is the one for a file of that size.
+func (u *unpacker) buffer(size int64) []byte {
+	need := chunk
+	if u.opt.Direct && size >= directSize {
+		need = directChunk
+	}
+	if len(u.buf) < need {
+		u.buf = alignedBuffer(need)
+	}
+	return u.buf
 }
 
 func (u *unpacker) symlink(name string, h *tar.Header) error {

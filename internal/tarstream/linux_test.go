@@ -3,6 +3,7 @@ package tarstream_test
 import (
 	"bytes"
 	"context"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -140,5 +141,51 @@ func TestSpecialFilesAndOwners(t *testing.T) {
 	}
 	if fi, err := os.Stat(plain + "/owned"); root && (err != nil || fi.Mode()&os.ModeSetuid != 0) {
 		t.Errorf("set-user-ID without its owner: %v, %v", fi, err)
+	}
+}
+
+func TestDirect(t *testing.T) {
+	for name, tail := range map[string]int{"whole": 0, "odd": 1234} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+			content := make([]byte, 6<<20+tail)
+			_, _ = rand.NewChaCha8([32]byte{1}).Read(content)
+			clear(content[1<<20+5000 : 2<<20+70_000]) // a hole that begins and ends within a unit
+			clear(content[4<<20 : 4<<20+64<<10])
+			if err := os.WriteFile(from, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for round := range 2 { // with the page cache full and empty
+				var archive bytes.Buffer
+				if err := tarstream.PackDirect(t.Context(), &archive, from); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := tarstream.UnpackAs(t.Context(), &archive, to, tarstream.Options{Direct: true}); err != nil {
+					t.Fatal(err)
+				}
+				got, err := os.ReadFile(to)
+				if err != nil || !bytes.Equal(got, content) {
+					t.Fatalf("round %d: the copy of %d bytes differs, %v", round, len(content), err)
+				}
+				dropCache(t, from)
+			}
+		})
+	}
+}
+
+// dropCache makes the page cache forget a file.
+func dropCache(t *testing.T, name string) {
+	t.Helper()
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 
@@ -98,7 +97,7 @@ func described(h *tar.Header) (pieces []piece, size int64, err error) {
 
 // writePieces writes the content r of an entry to the empty file f. Blocks of
 // zeros become holes.
-func writePieces(ctx context.Context, f *os.File, r io.Reader, pieces []piece, size int64, buf []byte) error {
+func writePieces(ctx context.Context, f *directFile, r io.Reader, pieces []piece, size int64, buf []byte) error {
 	for _, d := range pieces {
 		for off, end := d.off, d.off+d.len; off < end; {
 			if err := context.Cause(ctx); err != nil {
@@ -120,7 +119,7 @@ func writePieces(ctx context.Context, f *os.File, r io.Reader, pieces []piece, s
 }
 
 // writeSparse writes what is not zero in p, which belongs at off.
-func writeSparse(f *os.File, p []byte, off int64) error {
+func writeSparse(f io.WriterAt, p []byte, off int64) error {
 	var zeros [block]byte
 	start := 0 // of the run of data that ends at i
 	for i := 0; i < len(p); {

@@ -40,6 +40,9 @@ type Options struct {
 	// Special makes device nodes and pipes; without it, and where the system
 	// refuses, they are skipped.
 	Special bool
+	// Direct writes large files past the page cache, which is faster where the
+	// CPU is emulated. What was written is not in the cache then.
+	Direct bool
 	// MaxBytes limits the bytes of data, MaxFiles the number of entries;
 	// 0 is no limit. More gets an error of kind INVALID.
 	MaxBytes int64

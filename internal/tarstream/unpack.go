@@ -124,7 +124,7 @@ func unpack(ctx context.Context, tr *tar.Reader, first *tar.Header, t target, op
 	defer root.Close()
 	u := &unpacker{
 		ctx: ctx, root: root, t: t, opt: opt,
-		buf: make([]byte, chunk), real: map[string]bool{".": true},
+		real: map[string]bool{".": true},
 	}
 	for h := first; ; h = nil {
 		if err := context.Cause(ctx); err != nil {
