@@ -33,7 +33,8 @@ var ErrGone = errors.New("the machine's monitor is gone")
 // its methods may be called at the same time; Close ends its connections, not
 // the monitor. After the monitor's death every call gives ErrGone at once.
 type Client struct {
-	dir     string
+	dir string
+	// machine is what people call it.
 	machine string
 	// Two connections, so that a crowd of transfers never holds up Kill.
 	control, data *http.Transport
@@ -43,7 +44,8 @@ type Client struct {
 }
 
 // Connect connects to the living monitor of the run's folder dir. ErrGone
-// means that there is none; a monitor of a newer protocol is INCOMPATIBLE.
+// means that there is none; a monitor of a newer protocol is INCOMPATIBLE, one
+// that does not answer within 10 s is DEADLINE.
 func Connect(ctx context.Context, dir string) (*Client, error) {
 	cfg, err := ReadConfig(dir)
 	if err != nil {
@@ -51,15 +53,20 @@ func Connect(ctx context.Context, dir string) (*Client, error) {
 	}
 	socket := cfg.Socket()
 	conns := &connSet{open: map[net.Conn]struct{}{}}
-	c := &Client{dir: dir, machine: cfg.Run.MachineID, conns: conns, control: dialer(socket, conns), data: dialer(socket, conns)}
+	c := &Client{dir: dir, machine: cfg.Name(), conns: conns, control: dialer(socket, conns), data: dialer(socket, conns)}
 	c.monitor = monitorv1connect.NewMonitorServiceClient(&http.Client{Transport: c.control}, "http://monitor", relay.Plain())
-	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: c.data}, "http://monitor", relay.Plain())
-	st, err := c.Status(ctx)
+	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: c.data}, "http://monitor", relay.Plain(), connect.WithInterceptors(plainWords{c.machine}))
+	limited, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	st, err := c.Status(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		err = unanswered(dir)
+	}
 	if err == nil && st.GetProtocol() > ProtocolVersion {
 		err = errdefs.New(errdefs.Incompatible, "machine %s: its monitor (build %s) speaks protocol %d, this build (%d) is older; use the newer holdpoint, or stop and start the machine with that one",
 			c.machine, st.GetBuild(), st.GetProtocol(), ProtocolVersion)
 	}
-	if err == nil && st.GetMachineId() != c.machine {
+	if err == nil && st.GetMachineId() != cfg.Run.MachineID {
 		err = errdefs.New(errdefs.Conflict, "machine %s: the monitor on %q is that of machine %s", c.machine, socket, st.GetMachineId())
 	}
 	if err != nil {

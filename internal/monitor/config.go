@@ -57,6 +57,14 @@ type Guest struct {
 // Socket is where the monitor of the run listens.
 func (c Config) Socket() string { return filepath.Join(c.Run.SocketDir, socketFile) }
 
+// Name is what people call the machine.
+func (c Config) Name() string {
+	if c.Run.MachineName == "" {
+		return c.Run.MachineID
+	}
+	return c.Run.MachineName
+}
+
 // WriteConfig puts cfg into the run's folder dir, which must exist.
 func WriteConfig(files *durable.FS, dir string, cfg Config) error {
 	cfg.Version = configVersion

@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -36,6 +37,42 @@ func TakeLock(dir string) (*os.File, error) {
 		_, _ = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return f, nil
+}
+
+// Holder gives the process that holds the lock of the folder dir; 0: none that
+// this user can see. The kernel does not name the holder of such a lock, but
+// shows in its list of open files (proc(5), fdinfo) which one it is.
+func Holder(dir string) (int, error) {
+	want, err := os.Stat(filepath.Join(dir, lockFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, errdefs.New(errdefs.Storage, "look for holder of lock: %w", err)
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/fd")
+	if err != nil {
+		return 0, err
+	}
+	for _, fds := range procs {
+		proc := filepath.Dir(fds)
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		entries, _ := os.ReadDir(fds) // gone, or not ours
+		for _, e := range entries {
+			got, err := os.Stat(filepath.Join(fds, e.Name()))
+			if err != nil || !os.SameFile(got, want) {
+				continue
+			}
+			info, err := os.ReadFile(filepath.Join(proc, "fdinfo", e.Name()))
+			if err == nil && bytes.Contains(info, []byte("\nlock:")) {
+				return pid, nil
+			}
+		}
+	}
+	return 0, nil
 }
 
 // Alive reports whether the run's folder dir has a living monitor.

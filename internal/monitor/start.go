@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +39,9 @@ type StartConfig struct {
 // monitor answers, which is when the run has been launched (or adopted) and
 // its guest executes. If the monitor fails before, the error is its own. Two
 // callers of Start for one folder get clients of one monitor. ctx bounds the
-// wait alone: a monitor that was spawned goes on.
+// wait alone: a monitor that was spawned goes on. So do limits of our own: a
+// monitor that holds the folder's lock and cannot be reached, or one that does
+// not get its run under way, is DEADLINE, and the error names its process.
 func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 	if cfg.Config != nil {
 		if err := WriteConfig(cfg.Files, cfg.Dir, *cfg.Config); err != nil {
@@ -49,26 +52,34 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := newWatcher(cfg.Dir, file.Run.SocketDir)
+	if err := cfg.Files.MkdirAll(file.Run.SocketDir); err != nil {
+		return nil, err
+	}
+	w, err := NewWatcher(cfg.Dir, file.Run.SocketDir)
 	if err != nil {
 		return nil, err
 	}
-	defer w.close()
+	defer w.Close()
 	died, err := spawn(cfg)
 	if err != nil {
 		return nil, err
 	}
+	limit := time.NewTimer(beginLimit)
+	defer limit.Stop()
 	for {
 		c, err := Connect(ctx, cfg.Dir)
 		if err == nil || !errors.Is(err, ErrGone) {
 			return c, err
 		}
 		select {
-		case <-w.events:
+		case <-w.Events:
 		case <-died:
 			died = nil // it has failed, or lost to another monitor of the folder
+			limit.Reset(patience(cfg.Dir))
+		case <-limit.C:
+			return nil, unanswered(cfg.Dir)
 		case <-ctx.Done():
-			return nil, fmt.Errorf("await monitor of machine %s: %w", file.Run.MachineID, ctx.Err())
+			return nil, fmt.Errorf("await monitor of machine %s: %w", file.Name(), ctx.Err())
 		}
 		if died == nil {
 			if alive, err := Alive(cfg.Dir); err != nil || !alive {
@@ -76,6 +87,32 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 			}
 		}
 	}
+}
+
+// answerLimit is how long a living monitor may take to answer what it knows
+// at once. beginLimit is how long one may take until its run is under way, a
+// little more than it gives itself.
+const (
+	answerLimit = 10 * time.Second
+	beginLimit  = 75 * time.Second
+)
+
+// patience is how long another monitor, which has the folder's lock, is waited
+// for: it may be just beginning the run.
+func patience(dir string) time.Duration {
+	if rec, err := ReadRecord(dir); err == nil && rec.Phase == Booting && rec.Process == nil {
+		return beginLimit
+	}
+	return answerLimit
+}
+
+// unanswered is the error for a monitor that lives and does not answer.
+func unanswered(dir string) error {
+	who := "no process of this user is seen to hold its lock"
+	if pid, err := Holder(dir); err == nil && pid > 0 {
+		who = fmt.Sprintf("process %d holds its lock", pid)
+	}
+	return errdefs.New(errdefs.Deadline, "machine %s: its monitor does not answer (%s); try again, or stop the machine by force", nameOf(dir), who)
 }
 
 // Ensure connects to the monitor of the folder, or starts a successor if there
@@ -106,7 +143,11 @@ func spawn(cfg StartConfig) (died <-chan struct{}, err error) {
 	defer log.Close()
 	cmd := exec.Command(cfg.Executable, cfg.Args...)
 	cmd.Dir = "/"
-	cmd.Env = cfg.Env
+	env := cfg.Env
+	if env == nil {
+		env = os.Environ()
+	}
+	cmd.Env = append(unmarked(env), monitorMark+"="+cfg.Dir)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -129,11 +170,15 @@ func lastWord(dir string) error {
 	case err == nil && rec.Failure != nil:
 		return rec.Failure.Err()
 	case err == nil && rec.Phase == Exited:
-		return errdefs.New(errdefs.WrongState, "machine %s: its run %s has ended (%s); start it", rec.MachineID, rec.RunID, rec.Exit.Why())
+		return errdefs.New(errdefs.WrongState, "machine %s: its run %s has ended (%s); start it", nameOf(dir), rec.RunID, rec.Exit.Why())
 	case err != nil && !errdefs.Is(err, errdefs.NotFound):
 		return err
+	case rec.Phase == "":
+		if err := CheckLost(dir); err != nil {
+			return err
+		}
 	}
-	return errdefs.New(errdefs.Internal, "the machine's monitor died: %s", lastLine(filepath.Join(dir, logFile)))
+	return errdefs.New(errdefs.Internal, "machine %s: its monitor died: %s", nameOf(dir), lastLine(filepath.Join(dir, logFile)))
 }
 
 // lastLine is the last line of the log that has something in it.

@@ -5,6 +5,7 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"time"
@@ -24,21 +25,23 @@ const launchTimeout = 60 * time.Second
 // it. It gives nil when the run has ended without a monitor.
 func (m *supervisor) begin(ctx context.Context) (machine.Run, error) {
 	if m.rec.Phase == "" {
+		if err := monitor.CheckLost(m.Dir); err != nil {
+			m.lost = true
+			return nil, err
+		}
 		return m.launch(ctx)
 	}
 	if m.rec.Process == nil {
-		// Our predecessor died between the start of a process and the record
-		// of it. The guest has executed nothing.
-		if err := killOrphan(ctx, m.rec.RunID); err != nil {
-			return nil, err
-		}
+		// Our predecessor may have died between the start of a process and the
+		// record of it. The guest has executed nothing.
 		return m.launch(ctx)
 	}
 	return m.adopt(ctx)
 }
 
 // launch begins the run of the record: first the intent, then the process,
-// then its identity, then its first instruction.
+// then its identity, then its first instruction. Whatever process of an earlier
+// run is left, none of which the record knows any more, is ended before.
 func (m *supervisor) launch(ctx context.Context) (machine.Run, error) {
 	err := m.record(func(r *monitor.Record) {
 		r.Phase, r.Process, r.Switching, r.SaidClean, r.ReadyUnixNano = monitor.Booting, nil, false, false, 0
@@ -46,11 +49,12 @@ func (m *supervisor) launch(ctx context.Context) (machine.Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := markChildren(m.rec.RunID); err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, launchTimeout)
 	defer cancel()
+	err = errors.Join(monitor.MarkBegun(m.Files, m.Dir), monitor.MarkChildren(m.Dir, m.rec.RunID), monitor.EndLiving(ctx, m.Dir))
+	if err != nil {
+		return nil, err
+	}
 	run, err := m.Hypervisor.Launch(ctx, m.runConfig())
 	if err != nil {
 		return nil, err
@@ -94,6 +98,9 @@ func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
 	defer cancel()
 	run, err := m.Hypervisor.Adopt(limited, m.runConfig(), *m.rec.Process)
 	if errdefs.Is(err, errdefs.NotFound) {
+		if err := m.proveEnd(limited); err != nil {
+			return nil, err
+		}
 		return m.after(ctx, m.autopsy())
 	}
 	if err != nil {
@@ -107,6 +114,26 @@ func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
 		return nil, errors.Join(err, run.Close())
 	}
 	return run, nil
+}
+
+// proveEnd makes sure that nothing of the run lives, whose recorded process the
+// hypervisor did not find: that one may be about to end, and another one means
+// that the record is not of this run's present.
+func (m *supervisor) proveEnd(ctx context.Context) error {
+	for {
+		pids, err := monitor.Living(m.Dir)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, pid := range pids {
+			if pid != m.rec.Process.PID {
+				return errdefs.New(errdefs.OutcomeUnknown, "machine %s: process %d of this run lives, but its record names process %d, which has ended; stop it by force", m.name(), pid, m.rec.Process.PID)
+			}
+			if err := monitor.AwaitEnd(ctx, pid); err != nil {
+				return fmt.Errorf("machine %s: its process %d is ending: %w", m.name(), pid, err)
+			}
+		}
+	}
 }
 
 // autopsy says how a run ended that no monitor watched. What happened before

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
@@ -105,7 +106,7 @@ func (m *supervisor) conversation(ctx context.Context) (*relay.Conversation, err
 		if conv != nil && rec.Phase != monitor.UserPaused {
 			return conv, nil
 		}
-		if err := unreachable(rec, trouble); err != nil {
+		if err := m.unreachable(rec, trouble); err != nil {
 			return nil, err
 		}
 		select {
@@ -114,24 +115,45 @@ func (m *supervisor) conversation(ctx context.Context) (*relay.Conversation, err
 			if trouble == "" {
 				trouble = "the guest agent does not answer"
 			}
-			return nil, errdefs.New(errdefs.WrongState, "machine %s: %s; try again or look at its console with holdpoint logs", rec.MachineID, trouble)
+			return nil, errdefs.New(errdefs.WrongState, "machine %s: %s; try again or look at its console with holdpoint logs", m.name(), trouble)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
+// endPatience is how long the reason of a link's break is waited for: when the
+// guest has ended, its process is about to be found so.
+const endPatience = 300 * time.Millisecond
+
+// gone says why the guest went away in the middle of a call.
+func (m *supervisor) gone(ctx context.Context, call string) error {
+	ctx, cancel := context.WithTimeout(ctx, endPatience)
+	defer cancel()
+	began, why := m.status().GetRunId(), ""
+	_ = m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
+		switch {
+		case st.GetExit() != nil:
+			why = " (its run has ended: " + st.GetExit().GetReason() + ")"
+		case st.GetRunId() != began:
+			why = " (it rebooted)"
+		}
+		return why != "", nil
+	})
+	return errdefs.New(errdefs.OutcomeUnknown, "the guest of machine %s went away%s while the call %s was under way; it may have had its effect", m.name(), why, call)
+}
+
 // unreachable says why no link is to be expected soon; nil if one is.
-func unreachable(rec monitor.Record, trouble string) error {
+func (m *supervisor) unreachable(rec monitor.Record, trouble string) error {
 	switch {
 	case rec.Phase == monitor.Exited:
-		return errdefs.New(errdefs.WrongState, "machine %s: its run has ended; start it first", rec.MachineID)
+		return errdefs.New(errdefs.WrongState, "machine %s: its run has ended; start it first", m.name())
 	case rec.Phase == monitor.UserPaused:
-		return errdefs.New(errdefs.WrongState, "machine %s is paused; resume it first", rec.MachineID)
+		return errdefs.New(errdefs.WrongState, "machine %s is paused; resume it first", m.name())
 	case rec.ReadyUnixNano == 0 && trouble != "":
-		return errdefs.New(errdefs.WrongState, "machine %s: its guest is not ready: %s", rec.MachineID, trouble)
+		return errdefs.New(errdefs.WrongState, "machine %s: its guest is not ready: %s", m.name(), trouble)
 	case rec.ReadyUnixNano == 0:
-		return errdefs.New(errdefs.WrongState, "machine %s: its guest is still booting; try again once it is ready", rec.MachineID)
+		return errdefs.New(errdefs.WrongState, "machine %s: its guest is still booting; try again once it is ready", m.name())
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os/signal"
 	"runtime"
@@ -102,6 +103,8 @@ type supervisor struct {
 	// asking, not nil, is closed when the guest's answer to Shutdown has been
 	// recorded, or is not to come.
 	asking chan struct{}
+	// lost says that the run was begun and its record is gone.
+	lost bool
 	// left says that the record is a successor's to write.
 	left bool
 	// changed is closed and replaced at each change of the status.
@@ -258,11 +261,15 @@ func (m *supervisor) finish(exit machine.Exit) {
 }
 
 // failed records why there is no run, so that the starter can tell its kind. A
-// launch that was interrupted is no failure, and a process that was recorded
-// and could not be adopted may live: a successor tries again.
+// launch that was interrupted is no failure, a process that was recorded and
+// could not be adopted may live, and so may one whose record is gone: a
+// successor tries again.
 func (m *supervisor) failed(ctx context.Context, err error) error {
-	if ctx.Err() != nil || m.rec.Process != nil {
+	if ctx.Err() != nil || m.rec.Process != nil || m.lost {
 		return err
+	}
+	if pids, found := monitor.Living(m.Dir); found != nil || len(pids) > 0 {
+		return errors.Join(err, found) // no end that is not proven is recorded
 	}
 	recErr := m.record(func(r *monitor.Record) {
 		r.Phase = monitor.Exited
@@ -306,24 +313,41 @@ func (m *supervisor) notify() {
 
 // changeTimeout bounds one change of the run: a hypervisor that does not
 // answer a command for so long is taken for hung and the change for failed.
-const changeTimeout = 30 * time.Second
+// undoTimeout bounds the taking back of a change that failed.
+const (
+	changeTimeout = 30 * time.Second
+	undoTimeout   = 10 * time.Second
+)
 
-// change runs f on the run, alone, once it is its turn. f is not ended by the
-// caller's going away, which would leave the change half made.
-func (m *supervisor) change(ctx context.Context, f func(ctx context.Context, run machine.Run) error) error {
+// undoing is a context to take a change back with: the change's own may have
+// ended, which is why it failed.
+func undoing(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+}
+
+// name is what people call the machine.
+func (m *supervisor) name() string { return m.cfg.Name() }
+
+// change runs f, which verb names, on the run, alone, once it is its turn. f is
+// not ended by the caller's going away, which would leave the change half made.
+func (m *supervisor) change(ctx context.Context, verb string, f func(ctx context.Context, run machine.Run) error) error {
 	select {
 	case m.turn <- struct{}{}:
 	case <-ctx.Done():
-		return ctx.Err()
+		return errdefs.As(errdefs.KindOf(ctx.Err()), fmt.Errorf("%s machine %s: another change of it is still under way: %w", verb, m.name(), ctx.Err()))
 	}
 	defer func() { <-m.turn }()
 	m.mu.Lock()
 	run, rec := m.run, m.rec
 	m.mu.Unlock()
 	if run == nil {
-		return errdefs.New(errdefs.WrongState, "machine %s: its run %s has ended", rec.MachineID, rec.RunID)
+		return errdefs.New(errdefs.WrongState, "%s machine %s: its run %s has ended", verb, m.name(), rec.RunID)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
-	return f(ctx, run)
+	err := f(ctx, run)
+	if err != nil && errdefs.Is(err, errdefs.Deadline) {
+		return errdefs.New(errdefs.Deadline, "%s machine %s: its hypervisor did not answer within %s: %w", verb, m.name(), changeTimeout, err)
+	}
+	return err
 }

@@ -4,69 +4,132 @@ package process
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
 	"github.com/holdpoint/holdpoint/api/monitor/v1/monitorv1connect"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
 
 // server answers on the monitor's socket. Its life: listen; close.
 type server struct {
-	m      *supervisor
-	http   *http.Server
-	path   string
-	served chan struct{}
+	m    *supervisor
+	http *http.Server
+	path string
+	// ln is bound as the file that bound describes; both belong to keepName
+	// once it runs.
+	ln    net.Listener
+	bound os.FileInfo
+	// stop, closed, ends keepName; served waits for all that the server runs.
+	stop   chan struct{}
+	served sync.WaitGroup
 
-	// calls counts the MonitorService calls under way.
+	// calls counts the calls under way.
 	calls sync.WaitGroup
 }
 
 // listen begins to answer on the unix socket at path. A socket file of a dead
-// predecessor is replaced, and whoever sees the name can connect.
+// predecessor is replaced, and whoever sees the name can connect. When the name
+// is lost, it is given again.
 func (m *supervisor) listen(path string) (*server, error) {
-	tmp := path + ".new"
+	s := &server{m: m, path: path, stop: make(chan struct{})}
+	s.http = s.handler()
+	watch, err := monitor.NewWatcher(m.Dir, filepath.Dir(path))
+	if err == nil {
+		err = s.bind()
+	}
+	if err != nil {
+		if watch != nil {
+			watch.Close()
+		}
+		return nil, err
+	}
+	s.served.Go(func() {
+		defer watch.Close()
+		s.keepName(watch)
+	})
+	return s, nil
+}
+
+// bind makes a socket, serves on it, and gives it its name.
+func (s *server) bind() error {
+	tmp := s.path + ".new"
 	if err := os.Remove(tmp); err != nil && !os.IsNotExist(err) {
-		return nil, fmt.Errorf("listen on %q: %w", path, err)
+		return fmt.Errorf("listen on %q: %w", s.path, err)
 	}
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: tmp})
 	if err != nil {
-		return nil, fmt.Errorf("listen on %q: %w", path, err)
+		return fmt.Errorf("listen on %q: %w", s.path, err)
 	}
 	ln.SetUnlinkOnClose(false)
-	if err := os.Rename(tmp, path); err != nil {
-		_ = ln.Close() // the rename's error says more
-		return nil, fmt.Errorf("listen on %q: %w", path, err)
+	bound, err := os.Lstat(tmp)
+	if err == nil {
+		err = os.Rename(tmp, s.path)
 	}
-	s := &server{m: m, path: path, served: make(chan struct{})}
-	s.http = s.handler()
-	go func() {
-		defer close(s.served)
-		_ = s.http.Serve(ln) // ErrServerClosed, by close
-	}()
-	return s, nil
+	if err != nil {
+		_ = ln.Close() // the rename's error says more
+		return fmt.Errorf("listen on %q: %w", s.path, err)
+	}
+	if s.ln != nil {
+		_ = s.ln.Close() // nobody finds it any more; its connections stay
+	}
+	s.ln, s.bound = ln, bound
+	s.served.Go(func() { _ = s.http.Serve(ln) }) // until closed, by us or by http
+	return nil
+}
+
+// keepName binds the socket again when its name is lost, by the hint of any
+// change in its folder or in the run's, where a starter writes who looks for us.
+// After the run's end nobody needs it, and the folders are not ours.
+func (s *server) keepName(watch *monitor.Watcher) {
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-watch.Events:
+		}
+		now, err := os.Lstat(s.path)
+		if err == nil && os.SameFile(now, s.bound) || s.m.status().GetExit() != nil {
+			continue
+		}
+		dir := filepath.Dir(s.path)
+		if _, err = os.Stat(s.m.Dir); err == nil {
+			err = s.m.Files.MkdirAll(dir)
+		}
+		if err == nil {
+			err = errors.Join(watch.Add(dir), s.bind())
+		}
+		if err != nil {
+			s.m.Log.Warn("the monitor's socket lost its name", "path", s.path, "error", err)
+			continue
+		}
+		s.m.Log.Info("the monitor's socket has its name again", "path", s.path)
+	}
 }
 
 func (s *server) handler() *http.Server {
 	mux := http.NewServeMux()
-	path, service := monitorv1connect.NewMonitorServiceHandler(service{s.m})
-	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle(monitorv1connect.NewMonitorServiceHandler(service{s.m}))
+	mux.Handle("/"+agentv1connect.AgentServiceName+"/", relay.NewProxy(relay.Proxy{Find: s.m.conversation, Gone: s.m.gone}))
+	counted := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.calls.Add(1)
 		defer s.calls.Done()
-		service.ServeHTTP(w, r)
+		mux.ServeHTTP(w, r)
 	})
-	mux.Handle("/"+agentv1connect.AgentServiceName+"/", relay.NewProxy(s.m.conversation))
 	var protocols http.Protocols
 	protocols.SetHTTP1(true) // for curl
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler:   mux,
+		Handler:   counted,
 		Protocols: &protocols,
 		HTTP2:     relay.ServerHTTP2(),
 		ErrorLog:  slog.NewLogLogger(s.m.Log.Handler(), slog.LevelWarn),
@@ -83,8 +146,9 @@ func (s *server) close() {
 	if s.m.status().GetExit() != nil {
 		s.part()
 	}
+	close(s.stop)
 	_ = s.http.Close() // of a listener and connections nobody needs anymore
-	<-s.served
+	s.served.Wait()
 	_ = os.Remove(s.path) // a stale one would be replaced
 }
 

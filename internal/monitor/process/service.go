@@ -101,7 +101,7 @@ func (s service) Watch(ctx context.Context, _ *connect.Request[monitorv1.StatusR
 
 // Pause is recorded first: a successor completes it. Pausing twice is allowed.
 func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRequest]) (*connect.Response[monitorv1.PauseResponse], error) {
-	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
+	err := s.m.change(ctx, "pause", func(ctx context.Context, run machine.Run) error {
 		if s.m.paused() {
 			return run.Pause(ctx)
 		}
@@ -113,8 +113,10 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 			return err
 		}
 		// Perhaps it is paused, and only the answer was lost.
-		if err := run.Resume(ctx); err != nil {
-			return errdefs.New(errdefs.OutcomeUnknown, "pause machine %s: %w; it may be running or paused: resume it", s.m.cfg.Run.MachineID, err)
+		ctx, cancel := undoing(ctx)
+		defer cancel()
+		if undo := run.Resume(ctx); undo != nil && !hasEnded(run) {
+			return errdefs.New(errdefs.OutcomeUnknown, "pause machine %s: %w, and resuming it again: %w; it may be running or paused: resume it", s.m.name(), err, undo)
 		}
 		if back := s.m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); back != nil {
 			return back
@@ -126,7 +128,7 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 
 // Resume lets a machine go that a user has paused; one that runs is left alone.
 func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.ResumeRequest]) (*connect.Response[monitorv1.ResumeResponse], error) {
-	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
+	err := s.m.change(ctx, "resume", func(ctx context.Context, run machine.Run) error {
 		was := s.m.paused()
 		if was {
 			if err := s.m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); err != nil {
@@ -136,6 +138,12 @@ func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.Resume
 		err := run.Resume(ctx)
 		if err == nil || !was || hasEnded(run) {
 			return err
+		}
+		// Perhaps it runs, and only the answer was lost.
+		ctx, cancel := undoing(ctx)
+		defer cancel()
+		if undo := run.Pause(ctx); undo != nil && !hasEnded(run) {
+			return errdefs.New(errdefs.OutcomeUnknown, "resume machine %s: %w, and pausing it again: %w; it may be running or paused: resume it", s.m.name(), err, undo)
 		}
 		if back := s.m.record(func(r *monitor.Record) { r.Phase = monitor.UserPaused }); back != nil {
 			return back
@@ -149,7 +157,7 @@ func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.Resume
 // not the switch was made. Switching to what is the top already changes nothing.
 func (s service) SwitchDisk(ctx context.Context, req *connect.Request[monitorv1.SwitchDiskRequest]) (*connect.Response[monitorv1.SwitchDiskResponse], error) {
 	top := machine.Layer{ID: req.Msg.GetLayerId(), Path: req.Msg.GetPath(), Format: "qcow2"}
-	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error { return s.m.switchDisk(ctx, run, top) })
+	err := s.m.change(ctx, "switch disk of", func(ctx context.Context, run machine.Run) error { return s.m.switchDisk(ctx, run, top) })
 	return connect.NewResponse(&monitorv1.SwitchDiskResponse{}), wire.Encode(err)
 }
 
@@ -162,11 +170,11 @@ func (m *supervisor) switchDisk(ctx context.Context, run machine.Run, top machin
 	case last == top && !old.Switching:
 		return nil
 	case old.Switching && last != top:
-		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of machine %s to layer %s: a switch to layer %s is not completed; repeat that one first", old.MachineID, top.ID, last.ID)
+		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of machine %s to layer %s: a switch to layer %s is not completed; repeat that one first", m.name(), top.ID, last.ID)
 	case last != top && slices.ContainsFunc(old.Disk, func(l machine.Layer) bool { return l.ID == top.ID || l.Path == top.Path }):
-		return errdefs.New(errdefs.Invalid, "switch disk of machine %s: layer %s is below its top already", old.MachineID, top.ID)
+		return errdefs.New(errdefs.Invalid, "switch disk of machine %s: layer %s is below its top already", m.name(), top.ID)
 	case old.Phase != monitor.UserPaused:
-		return errdefs.New(errdefs.WrongState, "switch disk of machine %s: it is %s; pause it first", old.MachineID, old.Phase)
+		return errdefs.New(errdefs.WrongState, "switch disk of machine %s: it is %s; pause it first", m.name(), old.Phase)
 	}
 	if last != top {
 		err := m.record(func(r *monitor.Record) { r.Disk, r.Switching = append(r.Disk, top), true })
@@ -188,7 +196,7 @@ func (m *supervisor) switchDisk(ctx context.Context, run machine.Run, top machin
 
 // Kill ends the run as a power cut would.
 func (s service) Kill(ctx context.Context, _ *connect.Request[monitorv1.KillRequest]) (*connect.Response[monitorv1.KillResponse], error) {
-	err := s.m.change(ctx, func(ctx context.Context, run machine.Run) error {
+	err := s.m.change(ctx, "kill", func(ctx context.Context, run machine.Run) error {
 		s.m.mu.Lock()
 		s.m.killed = true
 		s.m.mu.Unlock()
@@ -210,7 +218,7 @@ func (m *supervisor) awaitExit(ctx context.Context, runID string) (st *monitorv1
 	err = m.watch(ctx, func(now *monitorv1.StatusResponse) (bool, error) {
 		st = now
 		if now.GetRunId() != runID {
-			return true, errdefs.New(errdefs.WrongState, "machine %s rebooted instead of stopping", now.GetMachineId())
+			return true, errdefs.New(errdefs.WrongState, "machine %s rebooted instead of stopping", m.name())
 		}
 		return false, nil
 	})

@@ -32,7 +32,7 @@ type attempt struct {
 func (s service) Shutdown(ctx context.Context, req *connect.Request[monitorv1.ShutdownRequest]) (*connect.Response[monitorv1.ShutdownResponse], error) {
 	timeout := time.Duration(req.Msg.GetTimeoutMillis()) * time.Millisecond
 	if timeout <= 0 {
-		return nil, wire.Encode(errdefs.New(errdefs.Invalid, "shut down machine %s: a timeout is needed", s.m.cfg.Run.MachineID))
+		return nil, wire.Encode(errdefs.New(errdefs.Invalid, "shut down machine %s: a timeout is needed", s.m.name()))
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()

@@ -5,12 +5,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"path"
+	"strings"
 	"sync"
 
 	"connectrpc.com/connect"
-
-	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // The flow-control windows and frame sizes. They bound what a stream whose
@@ -56,25 +55,35 @@ func Plain() connect.ClientOption { return connect.WithAcceptCompression("gzip",
 // largest message the guest agent sends.
 const copySize = 256 << 10
 
+// Proxy is what a proxy is given.
+type Proxy struct {
+	// Find gives the conversation for a request; its error is the answer.
+	Find func(context.Context) (*Conversation, error)
+	// Gone says, for people, why a conversation broke in the middle of a call,
+	// which is named. It may take a moment to find out.
+	Gone func(ctx context.Context, call string) error
+}
+
 // proxy forwards requests for AgentService to the guest.
 type proxy struct {
-	find    func(context.Context) (*Conversation, error)
+	Proxy
 	errors  *connect.ErrorWriter
 	buffers sync.Pool
 }
 
-// NewProxy forwards each request through the conversation that find gives for
-// it. An error of find is the answer.
-func NewProxy(find func(context.Context) (*Conversation, error)) http.Handler {
+// NewProxy forwards requests to the guest agent. When the guest goes away in
+// the middle of a call, the answer is an error of the code unavailable that
+// says so; only an answer that was let through half way is broken off.
+func NewProxy(cfg Proxy) http.Handler {
 	return &proxy{
-		find:    find,
+		Proxy:   cfg,
 		errors:  connect.NewErrorWriter(),
 		buffers: sync.Pool{New: func() any { return new([copySize]byte) }},
 	}
 }
 
 func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	conv, err := p.find(r.Context())
+	conv, err := p.Find(r.Context())
 	if err != nil {
 		p.refuse(w, r, err)
 		return
@@ -86,59 +95,117 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out.URL.Scheme, out.URL.Host = "http", "guest"
 	resp, err := conv.rt.RoundTrip(out.WithContext(r.Context()))
 	if err != nil {
-		p.refuse(w, r, errdefs.New(errdefs.WrongState, "the link to the guest agent broke: %w; try again", err))
+		p.refuse(w, r, p.Gone(r.Context(), path.Base(r.URL.Path)))
 		return
 	}
 	defer resp.Body.Close()
-	for k, v := range resp.Header {
-		w.Header()[k] = v
-	}
-	w.WriteHeader(resp.StatusCode)
-	if err := p.copy(w, resp); err != nil {
-		panic(http.ErrAbortHandler) // the way to end a stream that has begun with an error
-	}
-	for k, v := range resp.Trailer {
-		w.Header()[http.TrailerPrefix+k] = v
-	}
-}
-
-// copy moves the answer's body and flushes each part at once.
-func (p *proxy) copy(w http.ResponseWriter, resp *http.Response) error {
 	buf := p.buffers.Get().(*[copySize]byte)
 	defer p.buffers.Put(buf)
-	flusher := http.NewResponseController(w)
-	if err := flusher.Flush(); err != nil {
-		return err
+	a := &answer{p: p, w: w, r: r, resp: resp, buf: buf[:]}
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/connect+") {
+		err = a.stream()
+	} else {
+		err = a.single()
 	}
-	for {
-		n, err := resp.Body.Read(buf[:])
-		if n > 0 {
-			if _, err := w.Write(buf[:n]); err != nil {
-				return err
-			}
-			if err := flusher.Flush(); err != nil {
-				return err
-			}
-		}
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			return err
-		}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the way to end a stream that has begun with an error
 	}
 }
 
-// refuse answers in the caller's protocol. The code is always unavailable; the
-// kind says more.
-func (p *proxy) refuse(w http.ResponseWriter, r *http.Request, why error) {
-	err := connect.NewError(connect.CodeUnavailable, errors.New(why.Error()))
-	if detail, failed := connect.NewErrorDetail(wire.Info(why)); failed == nil {
-		err.AddDetail(detail)
+// answer is one on its way from the guest to the caller.
+type answer struct {
+	p    *proxy
+	w    http.ResponseWriter
+	r    *http.Request
+	resp *http.Response
+	buf  []byte
+}
+
+func (a *answer) begin() {
+	for k, v := range a.resp.Header {
+		a.w.Header()[k] = v
 	}
+	a.w.WriteHeader(a.resp.StatusCode)
+}
+
+func (a *answer) send(b []byte) error {
+	if _, err := a.w.Write(b); err != nil {
+		return err
+	}
+	return http.NewResponseController(a.w).Flush()
+}
+
+// single moves an answer of one message. It is begun only when it is there,
+// or as much of it as fits: until then the guest's end can be told.
+func (a *answer) single() error {
+	n, err := io.ReadFull(a.resp.Body, a.buf)
+	whole := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && a.atEnd()
+	if err != nil && !whole {
+		a.p.refuse(a.w, a.r, a.p.Gone(a.r.Context(), path.Base(a.r.URL.Path)))
+		return nil
+	}
+	a.begin()
+	err = a.send(a.buf[:n])
+	if err == nil && !whole {
+		_, err = io.CopyBuffer(struct{ io.Writer }{a.w}, struct{ io.Reader }{a.resp.Body}, a.buf)
+	}
+	a.trail()
+	return err
+}
+
+// atEnd tells the end of a short body from one that was cut off, which is an
+// unexpected end as well.
+func (a *answer) atEnd() bool {
+	_, err := a.resp.Body.Read(make([]byte, 1))
+	return errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+func (a *answer) trail() {
+	for k, v := range a.resp.Trailer {
+		a.w.Header()[http.TrailerPrefix+k] = v
+	}
+}
+
+// stream moves a stream of messages, each when it is whole, at once. One that
+// the guest did not end itself is ended here.
+func (a *answer) stream() error {
+	a.begin()
+	if err := a.send(nil); err != nil {
+		return err
+	}
+	var seen envelopes
+	kept := 0 // bytes of a message that is not whole, at the beginning of buf
+	for {
+		n, readErr := a.resp.Body.Read(a.buf[kept:])
+		kept += n
+		if pass := seen.whole(a.buf[:kept], kept == len(a.buf)); pass > 0 {
+			if err := a.send(a.buf[:pass]); err != nil {
+				return err
+			}
+			kept = copy(a.buf, a.buf[pass:kept])
+		}
+		switch {
+		case readErr == nil:
+			continue
+		case seen.ended && errors.Is(readErr, io.EOF):
+			a.trail()
+			return nil
+		case seen.ended || seen.rest > 0 || a.r.Context().Err() != nil:
+			return readErr
+		}
+		end, err := endWith(Unavailable(a.p.Gone(a.r.Context(), path.Base(a.r.URL.Path))))
+		if err != nil {
+			return err
+		}
+		return a.send(end)
+	}
+}
+
+// refuse answers in the caller's protocol.
+func (p *proxy) refuse(w http.ResponseWriter, r *http.Request, why error) {
 	if !p.errors.IsSupported(r) {
 		http.Error(w, why.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	_ = p.errors.Write(w, r, err) // the caller is gone
+	_ = p.errors.Write(w, r, Unavailable(why)) // the caller is gone
 }
