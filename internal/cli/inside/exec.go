@@ -77,7 +77,7 @@ func runExec(ctx context.Context, a *app.App, machine string, argv []string, o e
 		return err
 	}
 	start := &agentv1.ExecStart{Argv: argv, Env: env, Cwd: o.dir, User: o.user, Tty: o.tty, Detach: o.detach}
-	if o.tty && a.JSON {
+	if o.tty && a.JSON && !o.detach {
 		return errdefs.New(errdefs.Invalid, "exec in %s: --tty and --json exclude each other", machine)
 	}
 	e := &guest.Exec{Verb: "exec", Machine: machine, Start: start, KeepInput: o.detach && (o.interactive || o.tty)}
