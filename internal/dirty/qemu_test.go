@@ -355,7 +355,7 @@ func BenchmarkUserfaultfd(b *testing.B) {
 				for i := range n {
 					_, err := fmt.Fprintf(c.in, "write %d 1 3\n", i*(pages/n))
 					must(b, err)
-					c.await("ok 0")
+					c.await("ok")
 				}
 				b.StartTimer()
 				start := time.Now()

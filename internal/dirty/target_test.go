@@ -48,6 +48,7 @@ func beTarget(path string) {
 	must(nil, err)
 	fmt.Println("ready")
 	var sum byte
+	defer runtime.KeepAlive(&sum)
 	for {
 		line := pollLine()
 		words := strings.Fields(line)
@@ -66,7 +67,7 @@ func beTarget(path string) {
 			}
 		case "read":
 			for p := a[0]; p < a[0]+a[1]; p++ {
-				sum += mem[p*PageSize+7]
+				sum += mem[p*PageSize+7] // what it read is of no interest
 			}
 		case "load": // the kernel writes: read the file into a page
 			_, err := unix.Pread(int(f.Fd()), mem[a[0]*PageSize:(a[0]+a[1])*PageSize], 0)
@@ -92,7 +93,7 @@ func beTarget(path string) {
 		default:
 			panic(line)
 		}
-		fmt.Println("ok", sum&0)
+		fmt.Println("ok")
 	}
 }
 
@@ -206,7 +207,7 @@ func (c *target) do(format string, args ...any) {
 	c.t.Helper()
 	_, err := fmt.Fprintf(c.in, format+"\n", args...)
 	must(c.t, err)
-	c.await("ok 0")
+	c.await("ok")
 }
 
 func (c *target) attach(s Strategy) *Tracker {

@@ -1,25 +1,16 @@
+//go:build unix
+
 package store
 
 import (
-	"crypto/sha256"
 	"io"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
-	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 )
-
-func layerDigest(b []byte) [sha256.Size]byte { return sha256.Sum256(b) }
-
-func zstdOf(b []byte) []byte {
-	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		panic(err)
-	}
-	defer e.Close()
-	return e.EncodeAll(b, nil)
-}
 
 // benchMemory is 192 MiB: a third noise, and two thirds that compress about as
 // programs and their data do. HOLDPOINT_BENCH_MEMORY names a file with the
@@ -44,6 +35,18 @@ func benchMemory(b *testing.B) *os.File {
 	return f
 }
 
+// cpu reports the CPU time of each iteration, which other work on the machine
+// changes less than the time that passes.
+func cpu(b *testing.B) func() {
+	used := func() time.Duration {
+		var u unix.Rusage
+		must(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	start := used()
+	return func() { b.ReportMetric(float64((used()-start).Microseconds())/1000/float64(b.N), "cpu-ms/op") }
+}
+
 func BenchmarkStore(b *testing.B) {
 	f := benchMemory(b)
 	defer f.Close()
@@ -53,6 +56,7 @@ func BenchmarkStore(b *testing.B) {
 	cfg := WriteConfig{ID: id(1), MemoryBytes: size, Pages: runsOf([2]int64{0, size / PageSize}), Memory: f}
 	b.Run("write", func(b *testing.B) {
 		b.SetBytes(size)
+		defer cpu(b)()
 		for b.Loop() {
 			sum, err := Write(b.Context(), io.Discard, cfg)
 			must(b, err)
@@ -63,6 +67,7 @@ func BenchmarkStore(b *testing.B) {
 	l, _ := file(b, cfg)
 	b.Run("verify", func(b *testing.B) {
 		b.SetBytes(size)
+		defer cpu(b)()
 		for b.Loop() {
 			must(b, l.Verify(b.Context()))
 		}
@@ -71,6 +76,7 @@ func BenchmarkStore(b *testing.B) {
 		name := map[bool]string{true: "materialize-unsynced", false: "materialize-synced"}[unsynced]
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(size)
+			defer cpu(b)()
 			path := filepath.Join(b.TempDir(), "memory")
 			for b.Loop() {
 				must(b, Materialize(b.Context(), MaterializeConfig{Path: path, MemoryBytes: size, Layers: []*Layer{l}, Unsynced: unsynced}))
@@ -83,6 +89,7 @@ func BenchmarkStore(b *testing.B) {
 		for i := range int64(2048) {
 			runs = append(runs, [2]int64{i * (size / PageSize / 2048), 1})
 		}
+		defer cpu(b)()
 		v, err := NewView(nil, size, l)
 		must(b, err)
 		for b.Loop() {

@@ -20,13 +20,14 @@ const (
 	endMagic    = "HPMEMEND"
 
 	headerLength  = 64
-	frameLength   = 16
+	frameLength   = 48
 	runLength     = 16
-	entryLength   = 56
+	sumLength     = 16
 	trailerLength = 80
 
-	maxMemory     = 1 << 40
-	maxFrames     = 1 << 20
+	maxMemory     = 1 << 36
+	maxFrames     = 1 << 24
+	maxTable      = 512 << 20
 	maxFrameRuns  = 4096
 	maxFramePages = 256
 
@@ -93,7 +94,7 @@ func (h header) check() error {
 	case h.parent != "" && !validID(h.parent) || h.parent == h.id:
 		return fmt.Errorf("%q is no id of a layer below", h.parent)
 	case h.memoryBytes <= 0 || h.memoryBytes%PageSize != 0 || h.memoryBytes > maxMemory:
-		return fmt.Errorf("a memory of %d bytes is not whole pages of at most 1 TiB", h.memoryBytes)
+		return fmt.Errorf("a memory of %d bytes is not whole pages of at most 64 GiB", h.memoryBytes)
 	}
 	return nil
 }
@@ -102,46 +103,9 @@ func validID(id string) bool {
 	return len(id) == idLength && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// entry is one of the index.
-type entry struct {
-	offset     int64
-	first, end int64
-	digest     [sha256.Size]byte
-}
-
-func (e entry) encode(b []byte) []byte {
-	le := binary.LittleEndian
-	b = le.AppendUint64(b, uint64(e.offset))
-	b = le.AppendUint64(b, uint64(e.first))
-	b = le.AppendUint64(b, uint64(e.end))
-	return append(b, e.digest[:]...)
-}
-
-// parseIndex reads the index of frames that end at offset end.
-func parseIndex(b []byte, pages, end int64) ([]entry, error) {
-	entries := make([]entry, len(b)/entryLength)
-	le := binary.LittleEndian
-	offset, page := uint64(headerLength), uint64(0)
-	for i := range entries {
-		at, first, last := le.Uint64(b), le.Uint64(b[8:]), le.Uint64(b[16:])
-		switch {
-		case i == 0 && at != offset, i > 0 && at < offset+frameLength+runLength, at > uint64(end):
-			return nil, fmt.Errorf("frame %d: it begins at %d", i, at)
-		case first < page, last <= first, last > uint64(pages):
-			return nil, fmt.Errorf("frame %d: it has the pages %d to %d", i, first, last)
-		}
-		entries[i] = entry{offset: int64(at), first: int64(first), end: int64(last), digest: [sha256.Size]byte(b[24:entryLength])}
-		offset, page, b = at, last, b[entryLength:]
-	}
-	if n := len(entries); n == 0 && end != headerLength || n > 0 && uint64(end) < offset+frameLength+runLength {
-		return nil, fmt.Errorf("its frames end at %d", end)
-	}
-	return entries, nil
-}
-
 // trailer is the end of a file.
 type trailer struct {
-	indexOffset          int64
+	tableOffset          int64
 	frames               int64
 	dataPages, zeroPages int64
 }
@@ -150,7 +114,7 @@ type trailer struct {
 func (t trailer) encode() []byte {
 	b := make([]byte, 0, trailerLength)
 	b = append(b, endMagic...)
-	for _, n := range []int64{t.indexOffset, t.frames, t.dataPages, t.zeroPages, 0} {
+	for _, n := range []int64{t.tableOffset, t.frames, t.dataPages, t.zeroPages, 0} {
 		b = binary.LittleEndian.AppendUint64(b, uint64(n))
 	}
 	return b
@@ -174,18 +138,18 @@ func parseTrailer(b []byte, size int64) (t trailer, err error) {
 	if data > most || zero > most {
 		return t, fmt.Errorf("%d and %d pages are too many", data, zero)
 	}
-	index := size - trailerLength - int64(frames)*entryLength
-	if index < headerLength || le.Uint64(b[8:]) != uint64(index) {
-		return t, fmt.Errorf("its length is wrong")
+	table := le.Uint64(b[8:])
+	if table < headerLength || table > uint64(size-trailerLength) || size-trailerLength-int64(table) > maxTable {
+		return t, fmt.Errorf("its table is not at %d", table)
 	}
-	return trailer{indexOffset: index, frames: int64(frames), dataPages: int64(data), zeroPages: int64(zero)}, nil
+	return trailer{tableOffset: int64(table), frames: int64(frames), dataPages: int64(data), zeroPages: int64(zero)}, nil
 }
 
 // rootDigest is the one at the end of a file.
-func rootDigest(header, index, trailer []byte) Digest {
+func rootDigest(header, table, trailer []byte) Digest {
 	h := sha256.New()
 	h.Write(header)
-	h.Write(index)
+	h.Write(table)
 	h.Write(trailer)
 	return Digest(h.Sum(nil))
 }
@@ -196,23 +160,46 @@ type run struct {
 	data         bool
 }
 
+func (r run) end() int64 { return r.first + r.count }
+
 // add puts pages at the end of ascending runs.
 func add(runs []run, r run) []run {
-	if n := len(runs) - 1; n >= 0 && runs[n].data == r.data && runs[n].first+runs[n].count == r.first {
+	if n := len(runs) - 1; n >= 0 && runs[n].data == r.data && runs[n].end() == r.first {
 		runs[n].count += r.count
 		return runs
 	}
 	return append(runs, r)
 }
 
-// encodeFrame gives the frame up to its payload.
-func encodeFrame(b []byte, runs []run, dataPages, stored int, codec byte) []byte {
+// sum is what the table has of one page with data.
+type sum [sumLength]byte
+
+func sumOf(page []byte) sum {
+	d := sha256.Sum256(page)
+	return sum(d[:sumLength])
+}
+
+// frame is one entry of the table.
+type frame struct {
+	// offset and stored are where its payload is.
+	offset int64
+	stored int
+	codec  uint32
+	digest [sha256.Size]byte
+	runs   []run
+	sums   []sum
+}
+
+func (f *frame) first() int64 { return f.runs[0].first }
+func (f *frame) end() int64   { return f.runs[len(f.runs)-1].end() }
+
+func (f *frame) encode(b []byte) []byte {
 	le := binary.LittleEndian
-	b = le.AppendUint32(b, uint32(len(runs)))
-	b = le.AppendUint32(b, uint32(dataPages))
-	b = le.AppendUint32(b, uint32(stored))
-	b = append(b, codec, 0, 0, 0)
-	for _, r := range runs {
+	for _, n := range []uint32{uint32(f.stored), f.codec, uint32(len(f.runs)), uint32(len(f.sums))} {
+		b = le.AppendUint32(b, n)
+	}
+	b = append(b, f.digest[:]...)
+	for _, r := range f.runs {
 		kind := uint32(kindZero)
 		if r.data {
 			kind = kindData
@@ -221,63 +208,117 @@ func encodeFrame(b []byte, runs []run, dataPages, stored int, codec byte) []byte
 		b = le.AppendUint32(b, uint32(r.count))
 		b = le.AppendUint32(b, kind)
 	}
+	for _, s := range f.sums {
+		b = append(b, s[:]...)
+	}
 	return b
 }
 
-// parsedFrame is a frame whose payload is not decoded yet.
-type parsedFrame struct {
-	runs      []run
-	dataPages int
-	codec     byte
-	payload   []byte
-}
-
-// parseFrame reads a whole frame that the index entry is about.
-func parseFrame(b []byte, e entry) (f parsedFrame, err error) {
-	le := binary.LittleEndian
-	if len(b) < frameLength+runLength {
-		return f, fmt.Errorf("it is too short")
+// parseTable reads the table of a memory of so many pages.
+func parseTable(b []byte, t trailer, pages int64) ([]frame, error) {
+	if t.frames > int64(len(b)/frameLength) {
+		return nil, fmt.Errorf("its table is too short")
 	}
-	runs, pages, stored := le.Uint32(b), le.Uint32(b[4:]), le.Uint32(b[8:])
-	f = parsedFrame{dataPages: int(pages), codec: b[12]}
-	if b[13]|b[14]|b[15] != 0 || f.codec > codecZstd {
-		return f, errdefs.New(errdefs.Incompatible, "it has a field that this program does not know")
+	frames := make([]frame, t.frames)
+	offset, page := int64(headerLength), int64(0)
+	var data, zero int64
+	for i := range frames {
+		f := &frames[i]
+		rest, err := f.parse(b, page, pages)
+		if err != nil {
+			return nil, fmt.Errorf("frame %d: %w", i, err)
+		}
+		b, page = rest, f.end()
+		f.offset = offset
+		offset += int64(f.stored)
+		data += int64(len(f.sums))
+		for _, r := range f.runs {
+			if !r.data {
+				zero += r.count
+			}
+		}
 	}
-	rest := b[frameLength:]
-	whole := uint64(pages) * PageSize
 	switch {
-	case runs == 0 || runs > maxFrameRuns || pages > maxFramePages:
-		return f, fmt.Errorf("%d runs with %d pages are too many or none", runs, pages)
-	case f.codec == codecNone && uint64(stored) != whole, f.codec == codecZstd && uint64(stored) >= whole:
-		return f, fmt.Errorf("a payload of %d bytes does not hold %d pages", stored, pages)
-	case uint64(len(rest)) != uint64(runs)*runLength+uint64(stored):
-		return f, fmt.Errorf("its length is wrong")
+	case len(b) > 0:
+		return nil, fmt.Errorf("its table is too long")
+	case offset != t.tableOffset:
+		return nil, fmt.Errorf("its payloads end at %d, not %d", offset, t.tableOffset)
+	case data != t.dataPages || zero != t.zeroPages:
+		return nil, fmt.Errorf("it has %d pages and %d zero ones, not %d and %d", data, zero, t.dataPages, t.zeroPages)
 	}
-	f.payload = rest[runs*runLength:]
-	f.runs, err = parseRuns(rest[:runs*runLength], e, int64(pages))
-	return f, err
+	return frames, nil
 }
 
-func parseRuns(b []byte, e entry, dataPages int64) ([]run, error) {
+// parse reads the frame at the beginning of b, whose pages are from first on
+// and before end, and returns the rest.
+func (f *frame) parse(b []byte, first, end int64) ([]byte, error) {
 	le := binary.LittleEndian
-	runs := make([]run, 0, len(b)/runLength)
-	next := uint64(e.first)
+	if len(b) < frameLength {
+		return nil, fmt.Errorf("the table ends in it")
+	}
+	stored, codec, runs, sums := le.Uint32(b), le.Uint32(b[4:]), le.Uint32(b[8:]), le.Uint32(b[12:])
+	whole := uint64(sums) * PageSize
+	switch {
+	case codec > codecZstd:
+		return nil, errdefs.New(errdefs.Incompatible, "it has a codec that this program does not know")
+	case runs == 0 || runs > maxFrameRuns || sums > maxFramePages:
+		return nil, fmt.Errorf("%d runs with %d pages are too many or none", runs, sums)
+	case codec == codecNone && uint64(stored) != whole, codec == codecZstd && uint64(stored) >= whole:
+		return nil, fmt.Errorf("a payload of %d bytes does not hold %d pages", stored, sums)
+	}
+	f.stored, f.codec = int(stored), codec
+	f.digest = [sha256.Size]byte(b[16:])
+	b = b[frameLength:]
+	if len(b) < int(runs*runLength+sums*sumLength) {
+		return nil, fmt.Errorf("the table ends in it")
+	}
+	err := f.parseRuns(b[:runs*runLength], first, end, int64(sums))
+	b = b[runs*runLength:]
+	f.sums = make([]sum, sums)
+	for i := range f.sums {
+		f.sums[i] = sum(b[i*sumLength:])
+	}
+	return b[sums*sumLength:], err
+}
+
+func (f *frame) parseRuns(b []byte, next, end, dataPages int64) error {
+	le := binary.LittleEndian
+	f.runs = make([]run, 0, len(b)/runLength)
 	for ; len(b) > 0; b = b[runLength:] {
-		first, count, kind := le.Uint64(b), le.Uint32(b[8:]), le.Uint32(b[12:])
+		first, count, kind := le.Uint64(b), int64(le.Uint32(b[8:])), le.Uint32(b[12:])
 		switch {
 		case kind > kindData:
-			return nil, errdefs.New(errdefs.Incompatible, "it has a run of a kind that this program does not know")
-		case first < next, len(runs) == 0 && first != next, count == 0, first > uint64(e.end), uint64(count) > uint64(e.end)-first:
-			return nil, fmt.Errorf("its run of %d pages from %d is out of order", count, first)
+			return errdefs.New(errdefs.Incompatible, "it has a run of a kind that this program does not know")
+		case first < uint64(next), first >= uint64(end), count == 0, count > end-int64(first):
+			return fmt.Errorf("its run of %d pages from %d is out of order", count, first)
 		}
-		next = first + uint64(count)
-		runs = append(runs, run{first: int64(first), count: int64(count), data: kind == kindData})
-		if kind == kindData {
-			dataPages -= int64(count)
+		r := run{first: int64(first), count: count, data: kind == kindData}
+		f.runs = append(f.runs, r)
+		next = r.end()
+		if r.data {
+			dataPages -= count
 		}
 	}
-	if next != uint64(e.end) || dataPages != 0 {
-		return nil, fmt.Errorf("its runs do not have the pages that it says")
+	if dataPages != 0 {
+		return fmt.Errorf("its runs do not have the pages that it says")
 	}
-	return runs, nil
+	return nil
+}
+
+// find says whether the page is one of the frame's and, with data, which of
+// the payload's pages it is; -1 for a zero page.
+func (f *frame) find(page int64) (at int64, found bool) {
+	for _, r := range f.runs {
+		switch {
+		case page < r.first:
+			return 0, false
+		case page < r.end() && r.data:
+			return at + page - r.first, true
+		case page < r.end():
+			return -1, true
+		case r.data:
+			at += r.count
+		}
+	}
+	return 0, false
 }

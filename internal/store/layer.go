@@ -1,12 +1,14 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sort"
 	"sync"
 
@@ -29,19 +31,16 @@ type Info struct {
 }
 
 // Layer is a layer open for reading, by any number of goroutines at once. Its
-// life: Open, which checks all but the frames; each frame is checked when it
+// life: Open, which checks all but the payloads; each payload is checked when it
 // is read; Close.
 type Layer struct {
-	info  Info
-	name  string
-	file  *os.File
-	index []entry
-	end   int64
-	zstd  *zstd.Decoder
+	info   Info
+	name   string
+	file   *os.File
+	frames []frame
+	zstd   *zstd.Decoder
 
 	mu sync.Mutex
-	// runs are those of the frames read so far.
-	runs map[int][]run
 	// recent are decoded payloads, newest last.
 	recent []payload
 }
@@ -64,7 +63,7 @@ func Open(path string) (*Layer, error) {
 	if err != nil {
 		return nil, errdefs.New(errdefs.Storage, "open memory layer: %w", err)
 	}
-	l := &Layer{name: path, file: file, runs: make(map[int][]run)}
+	l := &Layer{name: path, file: file}
 	if err := l.read(); err != nil {
 		_ = l.Close() // nothing was written
 		return nil, l.damaged(err)
@@ -81,7 +80,7 @@ func (l *Layer) damaged(err error) error {
 	return errdefs.New(errdefs.Storage, "memory layer %q is damaged: %w; use a checkpoint that does not need it", l.name, err)
 }
 
-// read reads the end, the beginning and the index.
+// read reads the end, the beginning and the table.
 func (l *Layer) read() error {
 	st, err := l.file.Stat()
 	if err != nil {
@@ -106,18 +105,17 @@ func (l *Layer) read() error {
 	if err != nil {
 		return err
 	}
-	index := make([]byte, t.frames*entryLength)
-	if err := readFull(l.file, index, t.indexOffset); err != nil {
+	table := make([]byte, size-trailerLength-t.tableOffset)
+	if err := readFull(l.file, table, t.tableOffset); err != nil {
 		return err
 	}
 	digest := Digest(end[trailerLength-sha256.Size:])
-	if rootDigest(head, index, end[:trailerLength-sha256.Size]) != digest {
-		return errors.New("the digest of its index differs")
+	if rootDigest(head, table, end[:trailerLength-sha256.Size]) != digest {
+		return errors.New("the digest of its table differs")
 	}
-	if l.index, err = parseIndex(index, h.memoryBytes/PageSize, t.indexOffset); err != nil {
+	if l.frames, err = parseTable(table, t, h.memoryBytes/PageSize); err != nil {
 		return err
 	}
-	l.end = t.indexOffset
 	l.info = Info{
 		ID: h.id, Parent: h.parent, MemoryBytes: h.memoryBytes,
 		DataPages: t.dataPages, ZeroPages: t.zeroPages, Bytes: size, Digest: digest,
@@ -138,40 +136,25 @@ func (l *Layer) Close() error {
 	return l.file.Close()
 }
 
-// load reads frame i and checks it. Its payload is not decoded yet.
-func (l *Layer) load(i int) (parsedFrame, error) {
-	e, end := l.index[i], l.end
-	if i+1 < len(l.index) {
-		end = l.index[i+1].offset
+// load reads the payload of frame i, checks it and decodes it, into buffer if
+// that is large enough.
+func (l *Layer) load(i int, buffer []byte) ([]byte, error) {
+	f := &l.frames[i]
+	stored := make([]byte, f.stored)
+	if err := readFull(l.file, stored, f.offset); err != nil {
+		return nil, l.damaged(fmt.Errorf("frame %d: %w", i, err))
 	}
-	const longest = frameLength + maxFrameRuns*runLength + maxFramePages*PageSize
-	if end-e.offset > longest {
-		return parsedFrame{}, l.damaged(fmt.Errorf("frame %d: %d bytes are too many", i, end-e.offset))
+	if sha256.Sum256(stored) != f.digest {
+		return nil, l.damaged(fmt.Errorf("frame %d at %d: its digest differs", i, f.offset))
 	}
-	b := make([]byte, end-e.offset)
-	if err := readFull(l.file, b, e.offset); err != nil {
-		return parsedFrame{}, l.damaged(fmt.Errorf("frame %d: %w", i, err))
-	}
-	if sha256.Sum256(b) != e.digest {
-		return parsedFrame{}, l.damaged(fmt.Errorf("frame %d at %d: its digest differs", i, e.offset))
-	}
-	f, err := parseFrame(b, e)
-	if err != nil {
-		return f, l.damaged(fmt.Errorf("frame %d: %w", i, err))
-	}
-	return f, nil
-}
-
-// decode gives the pages of a frame. They may share memory with it.
-func (l *Layer) decode(i int, f parsedFrame, into []byte) ([]byte, error) {
 	if f.codec == codecNone {
-		return f.payload, nil
+		return stored, nil
 	}
-	whole := f.dataPages * PageSize
-	if cap(into) < whole {
-		into = make([]byte, 0, whole)
+	whole := len(f.sums) * PageSize
+	if cap(buffer) < whole {
+		buffer = make([]byte, 0, whole)
 	}
-	data, err := l.zstd.DecodeAll(f.payload, into[:0:whole])
+	data, err := l.zstd.DecodeAll(stored, buffer[:0:whole])
 	if err == nil && len(data) != whole {
 		err = fmt.Errorf("%d bytes of data instead of %d", len(data), whole)
 	}
@@ -181,111 +164,66 @@ func (l *Layer) decode(i int, f parsedFrame, into []byte) ([]byte, error) {
 	return data, nil
 }
 
-// page copies a page that the layer has into b.
-func (l *Layer) page(page int64, b []byte) (found bool, err error) {
-	i := sort.Search(len(l.index), func(i int) bool { return l.index[i].end > page })
-	if i == len(l.index) || l.index[i].first > page {
-		return false, nil
+// find finds a page: its frame and which of the payload's pages it is, -1
+// for a zero page.
+func (l *Layer) find(page int64) (i int, at int64, found bool) {
+	i = sort.Search(len(l.frames), func(i int) bool { return l.frames[i].end() > page })
+	if i == len(l.frames) {
+		return 0, 0, false
 	}
-	runs, data, err := l.frame(i, page)
-	if err != nil {
-		return false, err
-	}
-	at := int64(0)
-	for _, r := range runs {
-		within := page - r.first
-		switch {
-		case within < 0:
-			return false, nil
-		case within < r.count && !r.data:
-			clear(b)
-			return true, nil
-		case within < r.count:
-			copy(b, data[(at+within)*PageSize:])
-			return true, nil
-		case r.data:
-			at += r.count
-		}
-	}
-	return false, nil
+	at, found = l.frames[i].find(page)
+	return i, at, found
 }
 
-// frame gives a frame's runs and, if page is one of its pages with data, its
-// data, from the recent ones if they are there.
-func (l *Layer) frame(i int, page int64) ([]run, []byte, error) {
+// data gives a frame's data, from the recent ones if it is there.
+func (l *Layer) data(i int) ([]byte, error) {
 	l.mu.Lock()
-	runs, known := l.runs[i]
-	for n, p := range l.recent {
+	for _, p := range l.recent {
 		if p.frame == i {
-			l.recent = append(append(l.recent[:n:n], l.recent[n+1:]...), p)
 			l.mu.Unlock()
-			return runs, p.data, nil
+			return p.data, nil
 		}
 	}
 	l.mu.Unlock()
-	if known && !hasData(runs, page) {
-		return runs, nil, nil
-	}
-	f, err := l.load(i)
+	data, err := l.load(i, nil)
 	if err != nil {
-		return nil, nil, err
-	}
-	var data []byte
-	if hasData(f.runs, page) {
-		if data, err = l.decode(i, f, nil); err != nil {
-			return nil, nil, err
-		}
+		return nil, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.runs[i] = f.runs
-	if data != nil {
-		l.recent = append(l.recent[max(0, len(l.recent)-recentPayloads+1):len(l.recent):len(l.recent)], payload{i, data})
+	if len(l.recent) == recentPayloads {
+		l.recent = append(l.recent[:0], l.recent[1:]...)
 	}
-	return f.runs, data, nil
+	l.recent = append(l.recent, payload{i, data})
+	return data, nil
 }
 
-func hasData(runs []run, page int64) bool {
-	i := sort.Search(len(runs), func(i int) bool { return runs[i].first+runs[i].count > page })
-	return i < len(runs) && runs[i].first <= page && runs[i].data
-}
-
-// Verify reads the whole layer and checks every byte of it, and that each
-// frame can be decoded.
+// Verify reads the whole layer and checks every byte of it, that each frame
+// can be decoded, and the digest of each page.
 func (l *Layer) Verify(ctx context.Context) error {
-	var mu sync.Mutex
-	var data, zero int64
-	err := l.each(ctx, nil, func(f parsedFrame, _ []byte) error {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, r := range f.runs {
-			if r.data {
-				data += r.count
-			} else {
-				zero += r.count
+	return l.each(ctx, nil, func(i int, data []byte) error {
+		for at, want := range l.frames[i].sums {
+			if sumOf(data[at*PageSize:][:PageSize]) != want {
+				return l.damaged(fmt.Errorf("frame %d: the digest of its page %d differs", i, at))
 			}
 		}
 		return nil
 	})
-	if err == nil && (data != l.info.DataPages || zero != l.info.ZeroPages) {
-		err = l.damaged(fmt.Errorf("it has %d pages and %d zero ones instead of %d and %d", data, zero, l.info.DataPages, l.info.ZeroPages))
-	}
-	return err
 }
 
 // each calls use for each frame but the skipped ones, decoded, from several
 // goroutines and in no order. data is valid during the call.
-func (l *Layer) each(ctx context.Context, skip func(entry) bool, use func(f parsedFrame, data []byte) error) error {
+func (l *Layer) each(ctx context.Context, skip func(*frame) bool, use func(i int, data []byte) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	frames := make(chan int)
+	numbers := make(chan int)
 	g.Go(func() error {
-		defer close(frames)
-		for i, e := range l.index {
-			if skip != nil && skip(e) {
+		defer close(numbers)
+		for i := range l.frames {
+			if skip != nil && skip(&l.frames[i]) {
 				continue
 			}
 			select {
-			case frames <- i:
+			case numbers <- i:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
@@ -295,16 +233,12 @@ func (l *Layer) each(ctx context.Context, skip func(entry) bool, use func(f pars
 	for range workers {
 		g.Go(func() error {
 			buffer := make([]byte, 0, batchPages*PageSize)
-			for i := range frames {
-				f, err := l.load(i)
+			for i := range numbers {
+				data, err := l.load(i, buffer)
 				if err != nil {
 					return err
 				}
-				data, err := l.decode(i, f, buffer)
-				if err != nil {
-					return err
-				}
-				if err := use(f, data); err != nil {
+				if err := use(i, data); err != nil {
 					return err
 				}
 			}
@@ -361,14 +295,49 @@ func (v *View) ReadAt(b []byte, off int64) (n int, err error) {
 }
 
 func (v *View) page(page int64, b []byte) error {
-	for i := len(v.layers) - 1; i >= 0; i-- {
-		if found, err := v.layers[i].page(page, b); found || err != nil {
+	for _, l := range slices.Backward(v.layers) {
+		i, at, found := l.find(page)
+		if !found {
+			continue
+		}
+		if at < 0 {
+			clear(b)
+			return nil
+		}
+		data, err := l.data(i)
+		if err != nil {
 			return err
 		}
+		copy(b, data[at*PageSize:])
+		return nil
 	}
 	if v.base == nil {
 		clear(b)
 		return nil
 	}
 	return readFull(v.base, b, page*PageSize)
+}
+
+// Same reports whether the memory's page has this content. In the layers it
+// compares digests and decodes nothing.
+func (v *View) Same(page int64, content []byte) (bool, error) {
+	for _, l := range slices.Backward(v.layers) {
+		i, at, found := l.find(page)
+		if found && at >= 0 {
+			return l.frames[i].sums[at] == sumOf(content), nil
+		}
+		if found {
+			return isZero(content), nil
+		}
+	}
+	if v.base == nil {
+		return isZero(content), nil
+	}
+	b := make([]byte, PageSize)
+	err := readFull(v.base, b, page*PageSize)
+	return err == nil && bytes.Equal(b, content), err
+}
+
+func isZero(b []byte) bool {
+	return bytes.Equal(b, make([]byte, PageSize))
 }

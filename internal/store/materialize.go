@@ -79,20 +79,17 @@ type materialization struct {
 // add writes the layer's pages that no layer above has. With mark they are
 // covered afterwards.
 func (m *materialization) add(ctx context.Context, l *Layer, mark bool) error {
-	all := make(chan []run, len(l.index))
 	err := l.each(ctx,
-		func(e entry) bool { return m.next(e.first, e.end, false) == e.end },
-		func(f parsedFrame, data []byte) error {
-			all <- f.runs
-			return m.frame(f.runs, data)
-		})
-	close(all)
+		func(f *frame) bool {
+			return len(f.sums) == 0 || m.next(f.first(), f.end(), false) == f.end()
+		},
+		func(i int, data []byte) error { return m.frame(l.frames[i].runs, data) })
 	if err != nil || !mark {
 		return err
 	}
-	for runs := range all {
-		for _, r := range runs {
-			for p := r.first; p < r.first+r.count; p++ {
+	for _, f := range l.frames {
+		for _, r := range f.runs {
+			for p := r.first; p < r.end(); p++ {
 				m.covered[p/64] |= 1 << (p % 64)
 			}
 		}
@@ -107,7 +104,7 @@ func (m *materialization) frame(runs []run, data []byte) error {
 		if !r.data {
 			continue
 		}
-		end := r.first + r.count
+		end := r.end()
 		for p := m.next(r.first, end, false); p < end; {
 			q := m.next(p, end, true)
 			if _, err := m.file.WriteAt(data[(p-r.first)*PageSize:(q-r.first)*PageSize], p*PageSize); err != nil {

@@ -3,9 +3,11 @@ package store
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"math/rand/v2"
 	"os"
@@ -14,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
@@ -110,12 +113,16 @@ func TestChainsAgainstAPlainMemory(t *testing.T) {
 				p += count
 			}
 			cfg := WriteConfig{ID: id(n + 1), Parent: id(n), MemoryBytes: size, Pages: runsOf(runs...), Memory: bytes.NewReader(memory)}
-			if view, err := NewView(nil, size, layers...); rapid.Bool().Draw(t, "compare") {
-				must(t, err)
-				cfg.Previous = view
-			} else {
-				cfg.Previous = bytes.NewReader(previous)
+			below, base := layers, io.ReaderAt(nil)
+			if n := rapid.IntRange(0, len(layers)).Draw(t, "in base"); n > 0 {
+				base, below = bytes.NewReader(previous), nil // as if all were
+				if n < len(layers) {
+					base, below = layered(t, size, layers[:n]), layers[n:]
+				}
 			}
+			var err error
+			cfg.Previous, err = NewView(base, size, below...)
+			must(t, err)
 			layers = append(layers, writeFor(t, filepath.Join(dir, durable.NewID()), cfg, previous, memory))
 		}
 		view, err := NewView(nil, size, layers...)
@@ -134,6 +141,24 @@ func TestChainsAgainstAPlainMemory(t *testing.T) {
 			t.Fatal("the memory file is not the memory")
 		}
 	})
+}
+
+// layered is the memory that the lower layers of a chain stand for.
+func layered(t *rapid.T, size int64, layers []*Layer) io.ReaderAt {
+	v, err := NewView(nil, size, layers...)
+	must(t, err)
+	b := make([]byte, size)
+	_, err = v.ReadAt(b, 0)
+	must(t, err)
+	return bytes.NewReader(b)
+}
+
+// above is a memory without layers.
+func above(t testing.TB, size int64, base io.ReaderAt) *View {
+	t.Helper()
+	v, err := NewView(base, size)
+	must(t, err)
+	return v
 }
 
 // writeFor writes a layer and checks what it says of itself.
@@ -179,7 +204,7 @@ func TestZeroPagesCostNextToNothing(t *testing.T) {
 		}
 	})
 	zero := readerFunc(func(b []byte, _ int64) { clear(b) })
-	l, sum := file(t, WriteConfig{ID: id(1), MemoryBytes: pages * PageSize, Pages: runsOf([2]int64{0, pages}), Memory: zero, Previous: previous})
+	l, sum := file(t, WriteConfig{ID: id(1), MemoryBytes: pages * PageSize, Pages: runsOf([2]int64{0, pages}), Memory: zero, Previous: above(t, pages*PageSize, previous)})
 	if sum.ZeroPages != pages || sum.Bytes > 300 {
 		t.Errorf("%+v", sum)
 	}
@@ -205,9 +230,9 @@ func TestManyZeroRuns(t *testing.T) {
 		runs = append(runs, [2]int64{p, 1})
 	}
 	one := readerFunc(func(b []byte, _ int64) { b[0] = 1 })
-	l, sum := file(t, WriteConfig{ID: id(1), MemoryBytes: pages * PageSize, Pages: runsOf(runs...), Memory: readerFunc(func(b []byte, _ int64) { clear(b) }), Previous: one})
-	if sum.ZeroPages != pages/2 || len(l.index) != 2 {
-		t.Errorf("%+v in %d frames", sum, len(l.index))
+	l, sum := file(t, WriteConfig{ID: id(1), MemoryBytes: pages * PageSize, Pages: runsOf(runs...), Memory: readerFunc(func(b []byte, _ int64) { clear(b) }), Previous: above(t, pages*PageSize, one)})
+	if sum.ZeroPages != pages/2 || len(l.frames) != 2 {
+		t.Errorf("%+v in %d frames", sum, len(l.frames))
 	}
 	must(t, l.Verify(t.Context()))
 }
@@ -243,7 +268,7 @@ func TestWriteRefuses(t *testing.T) {
 		t.Error("short memory")
 	}
 	cfg = good()
-	cfg.Previous = bytes.NewReader(nil)
+	cfg.Previous = above(t, cfg.MemoryBytes, bytes.NewReader(nil))
 	if _, err := Write(t.Context(), &bytes.Buffer{}, cfg); err == nil {
 		t.Error("short previous memory")
 	}
@@ -291,7 +316,7 @@ func sample(t testing.TB) []byte {
 	var b bytes.Buffer
 	_, err := Write(t.Context(), &b, WriteConfig{
 		ID: id(2), Parent: id(1), MemoryBytes: 10 * PageSize,
-		Pages: runsOf([2]int64{0, 1}, [2]int64{2, 8}), Memory: bytes.NewReader(memory), Previous: bytes.NewReader(previous),
+		Pages: runsOf([2]int64{0, 1}, [2]int64{2, 8}), Memory: bytes.NewReader(memory), Previous: above(t, 10*PageSize, bytes.NewReader(previous)),
 	})
 	must(t, err)
 	return b.Bytes()
@@ -313,9 +338,9 @@ func TestEachDamagedByteIsFound(t *testing.T) {
 	good := sample(t)
 	path := filepath.Join(t.TempDir(), "layer")
 	must(t, judge(t, path, good))
-	const ends = headerLength + frameLength + 5*runLength
-	for i := 0; i < len(good); i++ {
-		if i > ends && i < len(good)-trailerLength-2*entryLength && i%17 != 0 {
+	table := int(binary.LittleEndian.Uint64(good[len(good)-trailerLength+8:]))
+	for i := range good {
+		if i > headerLength+64 && i < table && i%17 != 0 {
 			continue // payload
 		}
 		bad := bytes.Clone(good)
@@ -335,75 +360,107 @@ func TestEachDamagedByteIsFound(t *testing.T) {
 	}
 }
 
-// forge makes a file of frames and index entries with right digests, whatever
-// else they say.
-func forge(h header, frames [][]byte, entries []entry, t trailer) []byte {
+// forge makes a file of frames with right digests of payloads and table,
+// whatever else they say.
+func forge(h header, frames []forged, t trailer) []byte {
 	b := h.encode()
-	var index []byte
-	for i, f := range frames {
-		e := entries[i]
-		e.offset += int64(len(b))
-		l := layerDigest(f)
-		e.digest = l
-		index = e.encode(index)
-		b = append(b, f...)
+	var table []byte
+	for _, f := range frames {
+		f.digest = sha256.Sum256(f.payload)
+		if f.length != 0 {
+			f.stored = f.length
+		} else {
+			f.stored = len(f.payload)
+		}
+		for range f.pages {
+			f.sums = append(f.sums, sumOf(f.plain))
+		}
+		b = append(b, f.payload...)
+		table = f.encode(table)
 	}
-	if t.indexOffset == 0 {
-		t.indexOffset = int64(len(b))
-	}
+	t.tableOffset += int64(len(b))
 	t.frames += int64(len(frames))
 	end := t.encode()
-	digest := rootDigest(b[:headerLength], index, end)
-	return slices.Concat(b, index, end, digest[:])
+	digest := rootDigest(b[:headerLength], table, end)
+	return slices.Concat(b, table, end, digest[:])
+}
+
+type forged struct {
+	frame
+	payload, plain []byte
+	pages, length  int
+}
+
+func zstdOf(b []byte) []byte {
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+	if err != nil {
+		panic(err)
+	}
+	defer e.Close()
+	return e.EncodeAll(b, nil)
 }
 
 func TestHostileFiles(t *testing.T) {
 	h := header{id: id(2), parent: id(1), memoryBytes: 1000 * PageSize}
 	page := noise(5, 1)
-	frame := func(runs []run, pages, stored int, codec byte, payload []byte) []byte {
-		return append(encodeFrame(nil, runs, pages, stored, codec), payload...)
+	raw := func(runs ...run) forged {
+		return forged{frame: frame{runs: runs}, payload: page, plain: page, pages: 1}
 	}
-	one := []run{{first: 10, count: 1, data: true}}
-	good := frame(one, 1, PageSize, codecNone, page)
-	is := []entry{{first: 10, end: 11}}
+	packed := func(payload []byte) forged {
+		return forged{frame: frame{runs: []run{{10, 1, true}}, codec: codecZstd}, payload: payload, plain: make([]byte, PageSize), pages: 1}
+	}
+	with := func(f forged, change func(*forged)) forged {
+		change(&f)
+		return f
+	}
+	good := raw(run{10, 1, true})
+	data := trailer{dataPages: 1}
 	bomb := zstdOf(make([]byte, 64<<20))
 	for name, c := range map[string]struct {
-		frames  [][]byte
-		entries []entry
-		t       trailer
-		ok      bool
+		frames []forged
+		t      trailer
+		ok     bool
 	}{
-		"good":                      {[][]byte{good}, is, trailer{dataPages: 1}, true},
-		"none":                      {nil, nil, trailer{}, true},
-		"wrong page count":          {[][]byte{good}, is, trailer{dataPages: 2}, false},
-		"wrong zero count":          {[][]byte{good}, is, trailer{dataPages: 1, zeroPages: 1}, false},
-		"frames that are not there": {[][]byte{good}, is, trailer{dataPages: 1, frames: 5}, false},
-		"2^60 frames":               {[][]byte{good}, is, trailer{dataPages: 1, frames: 1 << 60}, false},
-		"2^60 pages":                {[][]byte{good}, is, trailer{dataPages: 1 << 60}, false},
-		"index elsewhere":           {[][]byte{good}, is, trailer{dataPages: 1, indexOffset: 64}, false},
-		"other page in index":       {[][]byte{good}, []entry{{first: 9, end: 11}}, trailer{dataPages: 1}, false},
-		"more pages in index":       {[][]byte{good}, []entry{{first: 10, end: 12}}, trailer{dataPages: 1}, false},
-		"page behind memory":        {[][]byte{frame([]run{{1000, 1, true}}, 1, PageSize, 0, page)}, []entry{{first: 1000, end: 1001}}, trailer{dataPages: 1}, false},
-		"page 2^62":                 {[][]byte{frame([]run{{1 << 62, 1, true}}, 1, PageSize, 0, page)}, []entry{{first: 1 << 62, end: 1<<62 + 1}}, trailer{dataPages: 1}, false},
-		"empty range":               {[][]byte{good}, []entry{{first: 10, end: 10}}, trailer{dataPages: 1}, false},
-		"twice the same":            {[][]byte{good, good}, []entry{is[0], is[0]}, trailer{dataPages: 2}, false},
-		"hole between frames":       {[][]byte{good}, []entry{{offset: 1, first: 10, end: 11}}, trailer{dataPages: 1}, false},
-		"frame far away":            {[][]byte{good}, []entry{{offset: 1 << 50, first: 10, end: 11}}, trailer{dataPages: 1}, false},
-		"descending runs":           {[][]byte{frame([]run{{12, 1, false}, {10, 1, true}}, 1, PageSize, 0, page)}, []entry{{first: 10, end: 13}}, trailer{dataPages: 1, zeroPages: 1}, false},
-		"overlapping runs":          {[][]byte{frame([]run{{10, 3, false}, {11, 1, true}}, 1, PageSize, 0, page)}, []entry{{first: 10, end: 13}}, trailer{dataPages: 1, zeroPages: 3}, false},
-		"huge run":                  {[][]byte{frame([]run{{10, 1<<32 - 1, true}}, 1, PageSize, 0, page)}, is, trailer{dataPages: 1}, false},
-		"no runs":                   {[][]byte{frame(nil, 0, 0, 0, make([]byte, 16))}, is, trailer{}, false},
-		"payload too short":         {[][]byte{frame(one, 1, PageSize-1, 0, page[1:])}, is, trailer{dataPages: 1}, false},
-		"payload for two":           {[][]byte{frame(one, 1, 2*PageSize, 0, append(page, page...))}, is, trailer{dataPages: 1}, false},
-		"codec 2":                   {[][]byte{frame(one, 1, PageSize, 2, page)}, is, trailer{dataPages: 1}, false},
-		"not zstd":                  {[][]byte{frame(one, 1, 100, codecZstd, page[:100])}, is, trailer{dataPages: 1}, false},
-		"empty zstd":                {[][]byte{frame(one, 1, 0, codecZstd, nil)}, is, trailer{dataPages: 1}, false},
-		"bomb":                      {[][]byte{frame(one, 1, min(len(bomb), 4095), codecZstd, bomb[:min(len(bomb), 4095)])}, is, trailer{dataPages: 1}, false},
-		"zstd of less":              {[][]byte{frame(one, 1, len(zstdOf(page[:20])), codecZstd, zstdOf(page[:20]))}, is, trailer{dataPages: 1}, false},
-		"zstd of more":              {[][]byte{frame(one, 1, len(zstdOf(make([]byte, 8192))), codecZstd, zstdOf(make([]byte, 8192)))}, is, trailer{dataPages: 1}, false},
-		"zstd of as much":           {[][]byte{frame(one, 1, len(zstdOf(make([]byte, 4096))), codecZstd, zstdOf(make([]byte, 4096)))}, is, trailer{dataPages: 1}, true},
+		"good":                      {[]forged{good}, data, true},
+		"none":                      {nil, trailer{}, true},
+		"zero run":                  {[]forged{{frame: frame{runs: []run{{0, 1000, false}}}}}, trailer{zeroPages: 1000}, true},
+		"wrong page count":          {[]forged{good}, trailer{dataPages: 2}, false},
+		"wrong zero count":          {[]forged{good}, trailer{dataPages: 1, zeroPages: 1}, false},
+		"frames that are not there": {[]forged{good}, trailer{dataPages: 1, frames: 5}, false},
+		"fewer frames":              {[]forged{good}, trailer{frames: -1}, false},
+		"2^60 frames":               {[]forged{good}, trailer{dataPages: 1, frames: 1 << 60}, false},
+		"2^24 frames":               {[]forged{good}, trailer{dataPages: 1, frames: 1<<24 - 1}, false},
+		"2^60 pages":                {[]forged{good}, trailer{dataPages: 1 << 60}, false},
+		"table before":              {[]forged{good}, trailer{dataPages: 1, tableOffset: -1}, false},
+		"table behind":              {[]forged{good}, trailer{dataPages: 1, tableOffset: 1}, false},
+		"table far away":            {[]forged{good}, trailer{dataPages: 1, tableOffset: 1 << 60}, false},
+		"table at 0":                {[]forged{good}, trailer{dataPages: 1, tableOffset: -headerLength - PageSize}, false},
+		"page behind memory":        {[]forged{raw(run{1000, 1, true})}, data, false},
+		"run over the end":          {[]forged{raw(run{998, 1, true}, run{999, 2, false})}, trailer{dataPages: 1, zeroPages: 2}, false},
+		"page 2^63":                 {[]forged{raw(run{-1 << 63, 1, true})}, data, false},
+		"twice the same":            {[]forged{good, good}, trailer{dataPages: 2}, false},
+		"descending runs":           {[]forged{raw(run{12, 1, false}, run{10, 1, true})}, trailer{dataPages: 1, zeroPages: 1}, false},
+		"descending frames":         {[]forged{raw(run{12, 1, true}), good}, trailer{dataPages: 2}, false},
+		"overlapping runs":          {[]forged{raw(run{10, 3, false}, run{11, 1, true})}, trailer{dataPages: 1, zeroPages: 3}, false},
+		"empty run":                 {[]forged{raw(run{9, 0, false}, run{10, 1, true})}, data, false},
+		"huge run":                  {[]forged{raw(run{10, 1<<32 - 1, true})}, data, false},
+		"no runs":                   {[]forged{{}}, trailer{}, false},
+		"more runs than sums":       {[]forged{raw(run{10, 2, true})}, data, false},
+		"more sums than runs":       {[]forged{raw(run{10, 1, false})}, trailer{dataPages: 1, zeroPages: 1}, false},
+		"257 pages":                 {[]forged{{frame: frame{runs: []run{{10, 257, true}}}, payload: noise(1, 257), pages: 257}}, trailer{dataPages: 257}, false},
+		"payload too short":         {[]forged{with(good, func(f *forged) { f.payload = page[1:] })}, data, false},
+		"payload for two":           {[]forged{with(good, func(f *forged) { f.payload = noise(5, 2) })}, data, false},
+		"payload not there":         {[]forged{with(good, func(f *forged) { f.payload, f.length = nil, PageSize })}, data, false},
+		"codec 2":                   {[]forged{with(good, func(f *forged) { f.codec = 2 })}, data, false},
+		"wrong page digest":         {[]forged{with(good, func(f *forged) { f.plain = noise(6, 1) })}, data, false},
+		"not zstd":                  {[]forged{packed(page[:100])}, data, false},
+		"empty zstd":                {[]forged{packed(nil)}, data, false},
+		"bomb":                      {[]forged{packed(bomb[:min(len(bomb), 4095)])}, data, false},
+		"zstd of less":              {[]forged{packed(zstdOf(page[:20]))}, data, false},
+		"zstd of more":              {[]forged{packed(zstdOf(make([]byte, 8192)))}, data, false},
+		"zstd of as much":           {[]forged{packed(zstdOf(make([]byte, 4096)))}, data, true},
 	} {
-		err := judge(t, filepath.Join(t.TempDir(), "layer"), forge(h, c.frames, c.entries, c.t))
+		err := judge(t, filepath.Join(t.TempDir(), "layer"), forge(h, c.frames, c.t))
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -413,7 +470,7 @@ func TestHostileFiles(t *testing.T) {
 func TestOtherVersionsAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "layer")
 	for _, at := range []int{8, 12, 56} {
-		b := forge(header{id: id(1), memoryBytes: PageSize}, nil, nil, trailer{})
+		b := forge(header{id: id(1), memoryBytes: PageSize}, nil, trailer{})
 		b[at]++
 		index := b[headerLength : len(b)-trailerLength]
 		d := rootDigest(b[:headerLength], index, b[len(b)-trailerLength:len(b)-32])
@@ -534,10 +591,10 @@ func damage(t *testing.T, l *Layer) {
 	must(t, err)
 	defer f.Close()
 	b := []byte{0}
-	_, err = f.ReadAt(b, l.end-5)
+	_, err = f.ReadAt(b, l.frames[len(l.frames)-1].offset+int64(l.frames[len(l.frames)-1].stored)-5)
 	must(t, err)
 	b[0]++
-	_, err = f.WriteAt(b, l.end-5)
+	_, err = f.WriteAt(b, l.frames[len(l.frames)-1].offset+int64(l.frames[len(l.frames)-1].stored)-5)
 	must(t, err)
 }
 
@@ -576,9 +633,9 @@ func TestViewRefusesDamage(t *testing.T) {
 
 func FuzzOpen(f *testing.F) {
 	f.Add(sample(f))
-	f.Add(forge(header{id: id(1), memoryBytes: PageSize}, nil, nil, trailer{}))
+	f.Add(forge(header{id: id(1), memoryBytes: PageSize}, nil, trailer{}))
 	f.Add(forge(header{id: id(2), parent: id(1), memoryBytes: 8 * PageSize},
-		[][]byte{encodeFrame(nil, []run{{first: 1, count: 3}}, 0, 0, codecNone)}, []entry{{first: 1, end: 4}}, trailer{zeroPages: 3}))
+		[]forged{{frame: frame{runs: []run{{first: 1, count: 3}}}}}, trailer{zeroPages: 3}))
 	f.Add([]byte(headerMagic + endMagic))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -592,7 +649,7 @@ func FuzzOpen(f *testing.F) {
 		}
 		defer l.Close()
 		verified := l.Verify(context.Background())
-		if l.Info().MemoryBytes > 64<<20 {
+		if l.Info().MemoryBytes > 1<<20 {
 			return
 		}
 		v, err := NewView(nil, l.Info().MemoryBytes, l)
@@ -622,25 +679,24 @@ func mend(b []byte) []byte {
 		return b
 	}
 	end := b[len(b)-trailerLength:]
-	frames := int(binary.LittleEndian.Uint64(end[16:]) % 8)
-	index := len(b) - trailerLength - frames*entryLength
-	if index < headerLength {
+	table := int(binary.LittleEndian.Uint64(end[8:]) % uint64(len(b)))
+	if table < headerLength || table > len(b)-trailerLength {
 		return b
 	}
-	binary.LittleEndian.PutUint64(end[8:], uint64(index))
-	binary.LittleEndian.PutUint64(end[16:], uint64(frames))
-	for i := range frames {
-		e := b[index+i*entryLength:]
-		from, to := binary.LittleEndian.Uint64(e), uint64(index)
-		if i+1 < frames {
-			to = binary.LittleEndian.Uint64(e[entryLength:])
+	binary.LittleEndian.PutUint64(end[8:], uint64(table))
+	offset := headerLength
+	for f := b[table : len(b)-trailerLength]; len(f) >= frameLength; {
+		stored := int(binary.LittleEndian.Uint32(f))
+		if stored > table-offset {
+			break
 		}
-		if from < to && to <= uint64(index) {
-			d := layerDigest(b[from:to])
-			copy(e[24:], d[:])
-		}
+		d := sha256.Sum256(b[offset : offset+stored])
+		copy(f[16:], d[:])
+		offset += stored
+		rest := frameLength + int(binary.LittleEndian.Uint16(f[8:]))*runLength + int(binary.LittleEndian.Uint16(f[12:]))*sumLength
+		f = f[min(rest, len(f)):]
 	}
-	d := rootDigest(b[:headerLength], b[index:len(b)-trailerLength], end[:trailerLength-32])
+	d := rootDigest(b[:headerLength], b[table:len(b)-trailerLength], end[:trailerLength-32])
 	copy(end[trailerLength-32:], d[:])
 	return b
 }

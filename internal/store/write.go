@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
@@ -26,9 +27,9 @@ type WriteConfig struct {
 	Pages iter.Seq2[int64, int64]
 	// Memory has the pages' content; only they are read, by two goroutines.
 	Memory io.ReaderAt
-	// Previous has the content below, such as a View; pages that are the same
-	// there are dropped. Nil is all zero. It is read by two goroutines.
-	Previous io.ReaderAt
+	// Previous shows the memory below; pages that are the same there are
+	// dropped. Nil is all zero.
+	Previous *View
 }
 
 // Summary says what was written.
@@ -125,12 +126,11 @@ type batch struct {
 	spans []run
 	// done is closed when what is below is set.
 	done chan struct{}
-	runs []run
-	// frame is the whole frame; empty when there is no page with data.
-	frame      []byte
-	digest     [sha256.Size]byte
-	data, zero int64
-	same       int64
+	// frame has no runs when all pages are the same as below, and no payload
+	// when none has data.
+	frame   frame
+	payload []byte
+	same    int64
 }
 
 // cut gives the pages in batches.
@@ -161,11 +161,10 @@ func cut(cfg WriteConfig, emit func(*batch) error) error {
 
 // encoder is what one worker has for itself.
 type encoder struct {
-	cfg          WriteConfig
-	zstd         *zstd.Encoder
-	now, before  []byte
-	kept, packed []byte
-	zero         [PageSize]byte
+	cfg       WriteConfig
+	zstd      *zstd.Encoder
+	now, kept []byte
+	zero      [PageSize]byte
 }
 
 func newEncoder(cfg WriteConfig) (*encoder, error) {
@@ -175,58 +174,51 @@ func newEncoder(cfg WriteConfig) (*encoder, error) {
 		return nil, fmt.Errorf("make zstd encoder: %w", err)
 	}
 	const size = batchPages * PageSize
-	return &encoder{
-		cfg: cfg, zstd: z, now: make([]byte, size), before: make([]byte, size),
-		kept: make([]byte, 0, size), packed: make([]byte, 0, size),
-	}, nil
+	return &encoder{cfg: cfg, zstd: z, now: make([]byte, size), kept: make([]byte, 0, size)}, nil
 }
 
 // encode reads the batch's pages, drops what is the same, and makes the frame.
 func (e *encoder) encode(b *batch) error {
 	e.kept = e.kept[:0]
 	for _, s := range b.spans {
-		now, before := e.now[:s.count*PageSize], e.before[:s.count*PageSize]
+		now := e.now[:s.count*PageSize]
 		if err := readFull(e.cfg.Memory, now, s.first*PageSize); err != nil {
 			return fmt.Errorf("read pages from %d: %w", s.first, err)
 		}
-		if e.cfg.Previous != nil {
-			if err := readFull(e.cfg.Previous, before, s.first*PageSize); err != nil {
-				return fmt.Errorf("read previous pages from %d: %w", s.first, err)
+		for i := range s.count {
+			if err := e.page(b, s.first+i, now[i*PageSize:][:PageSize]); err != nil {
+				return err
 			}
 		}
-		for i := range s.count {
-			at := i * PageSize
-			e.page(b, s.first+i, now[at:at+PageSize], before[at:at+PageSize])
-		}
 	}
-	if b.data == 0 {
-		return nil
+	f := &b.frame
+	f.codec, b.payload = codecZstd, e.zstd.EncodeAll(e.kept, make([]byte, 0, len(e.kept)))
+	if len(b.payload) >= len(e.kept) {
+		f.codec, b.payload = codecNone, bytes.Clone(e.kept)
 	}
-	codec, payload := byte(codecNone), e.kept
-	e.packed = e.zstd.EncodeAll(e.kept, e.packed[:0])
-	if len(e.packed) < len(e.kept) {
-		codec, payload = codecZstd, e.packed
-	}
-	b.frame = make([]byte, 0, frameLength+len(b.runs)*runLength+len(payload))
-	b.frame = encodeFrame(b.frame, b.runs, int(b.data), len(payload), codec)
-	b.frame = append(b.frame, payload...)
-	b.digest = sha256.Sum256(b.frame)
+	f.stored, f.digest = len(b.payload), sha256.Sum256(b.payload)
 	return nil
 }
 
-// page puts one page where it belongs. Without Previous before is zero.
-func (e *encoder) page(b *batch, page int64, now, before []byte) {
+// page puts one page where it belongs.
+func (e *encoder) page(b *batch, page int64, now []byte) error {
+	zero := bytes.Equal(now, e.zero[:])
+	same, err := zero, error(nil)
+	if e.cfg.Previous != nil {
+		if same, err = e.cfg.Previous.Same(page, now); err != nil {
+			return fmt.Errorf("compare page %d: %w", page, err)
+		}
+	}
 	switch {
-	case bytes.Equal(now, before):
+	case same:
 		b.same++
-	case bytes.Equal(now, e.zero[:]):
-		b.zero++
-		b.runs = add(b.runs, run{first: page, count: 1})
-	default:
-		b.data++
-		b.runs = add(b.runs, run{first: page, count: 1, data: true})
+		return nil
+	case !zero:
+		b.frame.sums = append(b.frame.sums, sumOf(now))
 		e.kept = append(e.kept, now...)
 	}
+	b.frame.runs = add(b.frame.runs, run{first: page, count: 1, data: !zero})
+	return nil
 }
 
 func readFull(r io.ReaderAt, b []byte, off int64) error {
@@ -240,11 +232,12 @@ func readFull(r io.ReaderAt, b []byte, off int64) error {
 	return err
 }
 
-// output writes the frames in order and keeps the index.
+// output writes the payloads in order and keeps the table.
 type output struct {
 	w       io.Writer
 	summary Summary
-	index   []entry
+	table   []byte
+	frames  int64
 	// zero are runs of zero pages that wait for their frame.
 	zero []run
 }
@@ -256,16 +249,20 @@ func (o *output) write(b []byte) error {
 }
 
 func (o *output) take(b *batch) error {
-	o.summary.DataPages += b.data
-	o.summary.ZeroPages += b.zero
 	o.summary.SamePages += b.same
-	if len(b.frame) > 0 {
+	o.summary.DataPages += int64(len(b.frame.sums))
+	for _, r := range b.frame.runs {
+		if !r.data {
+			o.summary.ZeroPages += r.count
+		}
+	}
+	if len(b.payload) > 0 {
 		if err := o.flushZero(); err != nil {
 			return err
 		}
-		return o.frame(b.runs, b.frame, b.digest)
+		return o.put(&b.frame, b.payload)
 	}
-	for _, r := range b.runs {
+	for _, r := range b.frame.runs {
 		if len(o.zero) == maxFrameRuns {
 			if err := o.flushZero(); err != nil {
 				return err
@@ -280,32 +277,28 @@ func (o *output) flushZero() error {
 	if len(o.zero) == 0 {
 		return nil
 	}
-	frame := encodeFrame(nil, o.zero, 0, 0, codecNone)
-	err := o.frame(o.zero, frame, sha256.Sum256(frame))
+	err := o.put(&frame{runs: o.zero, digest: sha256.Sum256(nil)}, nil)
 	o.zero = o.zero[:0]
 	return err
 }
 
-func (o *output) frame(runs []run, frame []byte, digest [sha256.Size]byte) error {
-	if len(o.index) == maxFrames {
+func (o *output) put(f *frame, payload []byte) error {
+	o.table = f.encode(o.table)
+	if o.frames++; o.frames > maxFrames || len(o.table) > maxTable {
 		return errdefs.New(errdefs.Unsupported, "the memory has changed in more places than a layer can hold")
 	}
-	last := runs[len(runs)-1]
-	o.index = append(o.index, entry{offset: o.summary.Bytes, first: runs[0].first, end: last.first + last.count, digest: digest})
-	return o.write(frame)
+	if len(payload) == 0 {
+		return nil
+	}
+	return o.write(payload)
 }
 
-// finish writes the index and the trailer.
+// finish writes the table and the trailer.
 func (o *output) finish(h header) error {
-	t := trailer{
-		indexOffset: o.summary.Bytes, frames: int64(len(o.index)),
+	end := trailer{
+		tableOffset: o.summary.Bytes, frames: o.frames,
 		dataPages: o.summary.DataPages, zeroPages: o.summary.ZeroPages,
-	}
-	index := make([]byte, 0, len(o.index)*entryLength+trailerLength)
-	for _, e := range o.index {
-		index = e.encode(index)
-	}
-	end := t.encode()
-	o.summary.Digest = rootDigest(h.encode(), index, end)
-	return o.write(append(append(index, end...), o.summary.Digest[:]...))
+	}.encode()
+	o.summary.Digest = rootDigest(h.encode(), o.table, end)
+	return o.write(slices.Concat(o.table, end, o.summary.Digest[:]))
 }

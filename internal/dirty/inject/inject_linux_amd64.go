@@ -128,7 +128,7 @@ func (s *Session) save() error {
 		return err
 	}
 	var before [2]byte
-	if _, err := s.mem.ReadAt(before[:], int64(s.saved.Rip)-2); err == nil && before == syscallCode {
+	if _, err := s.mem.ReadAt(before[:], int64(s.saved.Rip)-2); err == nil && string(before[:]) == syscallCode {
 		s.entry = s.saved.Rip - 2
 		return nil
 	}
@@ -136,7 +136,7 @@ func (s *Session) save() error {
 }
 
 // syscallCode is the instruction.
-var syscallCode = [2]byte{0x0f, 0x05}
+const syscallCode = "\x0f\x05"
 
 // auxVDSO is AT_SYSINFO_EHDR, the entry of /proc/PID/auxv that says where the
 // vdso is.
@@ -159,7 +159,7 @@ func (s *Session) findInVDSO() error {
 			if _, err := s.mem.ReadAt(page, int64(at)); err != nil {
 				break
 			}
-			if i := bytes.Index(page, syscallCode[:]); i >= 0 {
+			if i := bytes.Index(page, []byte(syscallCode)); i >= 0 {
 				s.entry = at + uint64(i)
 				return nil
 			}
