@@ -185,7 +185,7 @@ func TestQEMUBIOS(t *testing.T) {
 // a guest that writes memory and reads its disk all the time.
 func TestQEMULinux(t *testing.T) {
 	requires(t, Userfaultfd)
-	v := startLinux(t, 256)
+	v := startLinux(t, 256, nil)
 	tr := v.attach(Userfaultfd)
 	sh := newShadow(t, v.cfg)
 	set, err := tr.Arm()
@@ -241,8 +241,39 @@ func TestQEMULinux(t *testing.T) {
 	v.execute("cont")
 }
 
-// startLinux starts a guest with our program as its init.
-func startLinux(t testing.TB, mib int) *vm {
+// TestOtherKernel runs this package's tests inside a guest whose kernel may
+// have another strategy than the host's: Debian 12's has soft-dirty bits and
+// no PAGEMAP_SCAN.
+func TestOtherKernel(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "dirty.test")
+	build := exec.Command("go", "test", "-c", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build tests: %v\n%s", err, out)
+	}
+	code, err := os.ReadFile(program)
+	must(t, err)
+	v := startLinux(t, 512, newc("dirty.test", code))
+	v.execute("cont")
+	for {
+		line, err := v.console.ReadString('\n')
+		must(t, err)
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "===") && !strings.Contains(line, "[rapid]") {
+			t.Log(line)
+		}
+		if result, ok := strings.CutPrefix(line, "guest: tests ended: "); ok {
+			if result != "<nil>" {
+				t.Error(result)
+			}
+			return
+		}
+	}
+}
+
+// startLinux starts a guest with our program as its init and what else is in
+// the archive extra.
+func startLinux(t testing.TB, mib int, extra []byte) *vm {
 	t.Helper()
 	image := os.Getenv("HOLDPOINT_TEST_IMAGE")
 	if image == "" {
@@ -265,7 +296,7 @@ func startLinux(t testing.TB, mib int) *vm {
 	initramfs := filepath.Join(dir, "initramfs")
 	// Later archives replace what earlier ones hold.
 	archive := append(append([]byte(nil), modules...), make([]byte, -len(modules)&3)...)
-	must(t, os.WriteFile(initramfs, append(archive, newc("init", code)...), 0o600))
+	must(t, os.WriteFile(initramfs, append(archive, append(newc("init", code), extra...)...), 0o600))
 	disk := filepath.Join(dir, "disk")
 	content := make([]byte, 32<<20)
 	random := rand.NewChaCha8([32]byte{1})
