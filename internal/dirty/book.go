@@ -47,7 +47,7 @@ func (b *Book) Epoch() Epoch {
 }
 
 // Known reports whether the set is known; when not, the next capture has to
-// Arm the tracker and Rebase in its window.
+// Arm the tracker and Rebase.
 func (b *Book) Known() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -71,7 +71,11 @@ func probeUserfault(p *process, memory []byte) error {
 	if err := userfaultSetup(u.fd); err != nil {
 		return fmt.Errorf("%w; the kernel has to be Linux 6.7 or later", err)
 	}
-	if err := u.arm(func(first, count int64) {}); err != nil {
+	err := u.register()
+	if err == nil {
+		err = u.arm(func(first, count int64) {})
+	}
+	if err != nil {
 		return fmt.Errorf("%w; the kernel has to be Linux 6.7 or later", err)
 	}
 	return probeWrites(u, memory)

@@ -214,13 +214,21 @@ func TestQEMULinux(t *testing.T) {
 		v.execute("cont")
 	}
 
-	// A successor finds the tracking and, in its window, all private pages.
+	// A successor finds the tracking and all private pages.
 	must(t, tr.Close())
 	next := v.attach(Userfaultfd)
-	v.execute("stop")
-	private, err := next.Arm()
+	private, err := next.Arm() // while the guest runs
 	must(t, err)
 	full := newShadow(t, v.cfg)
+	full.copy(t, next, private)
+	v.execute("stop")
+	set, err = next.Scan()
+	must(t, err)
+	full.copy(t, next, set)
+	full.compare(t, "armed while running", next)
+	private, err = next.Arm()
+	must(t, err)
+	full = newShadow(t, v.cfg)
 	full.copy(t, next, private)
 	full.compare(t, "untracked", next)
 	v.execute("cont")
@@ -404,8 +412,16 @@ func BenchmarkUserfaultfd(b *testing.B) {
 			b.ReportMetric(float64(copies.Microseconds())/float64(b.N), "copy-µs")
 		})
 	}
+	c.do("write 0 %d 1", pages)
+	_, err := tr.Scan()
+	must(b, err)
+	b.Run("scan-nothing-all-private", func(b *testing.B) {
+		for b.Loop() {
+			_, err := tr.Scan()
+			must(b, err)
+		}
+	})
 	b.Run("arm-all-private", func(b *testing.B) {
-		c.do("write 0 %d 1", pages)
 		for b.Loop() {
 			_, err := tr.Arm()
 			must(b, err)

@@ -42,14 +42,20 @@ type region struct {
 const regionsPerCall = 4096
 
 // pagemapScan calls visit for the runs of pages in the process's memory that
-// the request selects; without visit it only does what the flags say.
+// the request selects.
 func (p *process) pagemapScan(request scanArg, visit func(first, count int64)) error {
-	var vec []region
-	if visit != nil {
-		vec = make([]region, regionsPerCall)
-	}
+	return p.scanPart(request, make([]region, regionsPerCall), 0, p.size, visit)
+}
+
+// scanPart does so for the memory from one offset to another. vec is space for
+// the answers.
+func (p *process) scanPart(request scanArg, vec []region, from, to int64, visit func(first, count int64)) error {
 	for _, s := range p.segments {
-		err := scanRange(p.pagemap, request, s.start, s.end, vec, func(r region) {
+		start, end := max(from-s.offset, 0), min(to-s.offset, s.length())
+		if start >= end {
+			continue
+		}
+		err := scanRange(p.pagemap, request, s.start+uint64(start), s.start+uint64(end), vec, func(r region) {
 			visit((s.offset+int64(r.start-s.start))/PageSize, int64(r.end-r.start)/PageSize)
 		})
 		if err != nil {
@@ -63,9 +69,7 @@ func scanRange(pagemap *os.File, arg scanArg, start, end uint64, vec []region, v
 	arg.size = uint64(unsafe.Sizeof(arg))
 	for start < end {
 		arg.start, arg.end, arg.walkEnd = start, end, 0
-		if len(vec) > 0 {
-			arg.vec, arg.vecLen = uint64(uintptr(unsafe.Pointer(&vec[0]))), uint64(len(vec))
-		}
+		arg.vec, arg.vecLen = uint64(uintptr(unsafe.Pointer(&vec[0]))), uint64(len(vec))
 		n, errno := ioctl(int(pagemap.Fd()), ioctlPagemapScan, unsafe.Pointer(&arg))
 		runtime.KeepAlive(vec)
 		if errno != 0 {
@@ -103,9 +107,31 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) (int, unix.Errno) {
 	}
 }
 
-// written selects what was written since it was protected, and protects it.
-func written() scanArg {
-	return scanArg{flags: scanProtect | scanCheckAsync, mask: pageIsWritten, returnMask: pageIsWritten}
+// own selects the process's own pages: in memory or swapped out, and not the
+// file's.
+func own() scanArg {
+	return scanArg{
+		inverted: pageIsFile, mask: pageIsFile,
+		anyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsPresent,
+	}
+}
+
+// protectOwn selects them too, and protects them.
+func protectOwn() scanArg {
+	request := own()
+	request.flags = scanProtect | scanCheckAsync
+	return request
+}
+
+// protectWritten selects all pages that are there and were not protected, and
+// protects them. Those of the file are among them: to tell them, the kernel
+// has to look at a structure for each page of the memory, which takes fifty
+// times as long.
+func protectWritten() scanArg {
+	return scanArg{
+		flags: scanProtect | scanCheckAsync, mask: pageIsWritten,
+		anyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsWritten,
+	}
 }
 
 // The bits of an entry of /proc/PID/pagemap, from the kernel's
@@ -117,14 +143,9 @@ const (
 	entryPresent   = 1 << 63
 )
 
-// private calls visit for the pages that are the process's own: in memory or
-// swapped out, and not the file's. It is wrong while a userfaultfd is
-// registered, whose marks on untouched pages look like swapped-out pages.
+// private calls visit for the process's own pages.
 func (p *process) private(visit func(first, count int64)) error {
-	err := p.pagemapScan(scanArg{
-		inverted: pageIsFile, mask: pageIsFile,
-		anyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsPresent,
-	}, visit)
+	err := p.pagemapScan(own(), visit)
 	if errors.Is(err, errNoStrategy) {
 		return p.entries(isPrivate, visit)
 	}

@@ -44,11 +44,32 @@ func (s *Set) Add(first, count int64) {
 
 // Or adds all pages of o, a set of the same memory.
 func (s *Set) Or(o *Set) {
-	if o.pages != s.pages {
-		panic(fmt.Sprintf("dirty: a set of %d pages joined with one of %d", s.pages, o.pages))
-	}
+	s.same(o)
 	for i, w := range o.words {
 		s.words[i] |= w
+	}
+}
+
+// And removes all pages that are not in o, a set of the same memory.
+func (s *Set) And(o *Set) {
+	s.same(o)
+	for i, w := range o.words {
+		s.words[i] &= w
+	}
+}
+
+// Remove removes all pages of o, a set of the same memory.
+func (s *Set) Remove(o *Set) {
+	s.same(o)
+	for i, w := range o.words {
+		s.words[i] &^= w
+	}
+}
+
+// same panics when o is a set of another memory, which is our own bug.
+func (s *Set) same(o *Set) {
+	if o.pages != s.pages {
+		panic(fmt.Sprintf("dirty: a set of %d pages meets one of %d", s.pages, o.pages))
 	}
 }
 

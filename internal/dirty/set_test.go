@@ -49,6 +49,20 @@ func TestSetAgainstAMap(t *testing.T) {
 			t.Fatalf("runs have %d pages of %d", seen, s.Len())
 		}
 		c := s.Clone()
+		c.And(other)
+		for p := range pages {
+			if c.Has(p) != other.Has(p) { // which is a part of s
+				t.Fatalf("page %d after and", p)
+			}
+		}
+		c = s.Clone()
+		c.Remove(other)
+		for p := range pages {
+			if c.Has(p) != (s.Has(p) && !other.Has(p)) {
+				t.Fatalf("page %d after remove", p)
+			}
+		}
+		c = s.Clone()
 		s.Clear()
 		if s.Len() != 0 || c.Len() != seen {
 			t.Fatal("clone or clear")

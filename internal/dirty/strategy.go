@@ -10,8 +10,8 @@ const (
 	Untracked   Strategy = "untracked"
 )
 
-// Live reports whether a scan may be taken while the guest runs, without
-// losing a write.
+// Live reports whether the guest may run while the tracking is armed and
+// scanned, without losing a write.
 func (s Strategy) Live() bool { return s == Userfaultfd }
 
 // Support is what the host has of one strategy.

@@ -24,9 +24,9 @@ type Config struct {
 }
 
 // Tracker tells which pages of one process's guest memory were written. Its
-// life: Attach; Arm with the guest stopped; Scan any number of times; Arm
-// again whenever the set was lost, also with the guest stopped; Close, which
-// leaves the process as it is. Its methods may be called at the same time. An
+// life: Attach; Arm; Scan any number of times; Arm again whenever the set was
+// lost; Close, which leaves the process as it is. Unless Strategy.Live, the
+// guest must be stopped during Arm and Scan. Its methods may be called at the same time. An
 // error of a process that has ended is of kind WRONG_STATE.
 type Tracker struct {
 	strategy Strategy
@@ -84,8 +84,8 @@ func Attach(ctx context.Context, cfg Config) (*Tracker, error) {
 func (t *Tracker) Strategy() Strategy { return t.strategy }
 
 // Arm begins to track, or begins anew, and returns all pages that are the
-// process's own, which are those that may differ from the memory file. The
-// guest must be stopped.
+// process's own, which are those that may differ from the memory file. What is
+// written after that is in a later Scan, so that the two never lose a write.
 func (t *Tracker) Arm() (*Set, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,8 +102,7 @@ func (t *Tracker) Arm() (*Set, error) {
 }
 
 // Scan returns the pages written since the last Arm or Scan; with Untracked,
-// since the run began. Unless Strategy.Live, the guest must be stopped. After
-// an error the set is lost. WRONG_STATE before Arm.
+// since the run began. After an error the set is lost. WRONG_STATE before Arm.
 func (t *Tracker) Scan() (*Set, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -483,6 +484,19 @@ func TestProbe(t *testing.T) {
 	}
 	if len(all) != 3 || !all[2].Available {
 		t.Errorf("%+v", all)
+	}
+	var name unix.Utsname
+	must(t, unix.Uname(&name))
+	var major, minor int
+	_, err := fmt.Sscanf(string(name.Release[:]), "%d.%d", &major, &minor)
+	must(t, err)
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, userfaultUserModeOnly, 0, 0)
+	if errno == 0 {
+		must(t, unix.Close(int(fd)))
+	}
+	// Or else all tests of it would be skipped without a word.
+	if recent := major > 6 || major == 6 && minor >= 7; recent && errno == 0 && runtime.GOARCH == "amd64" && !all[0].Available {
+		t.Errorf("no userfaultfd on Linux %d.%d", major, minor)
 	}
 	if got := Best([]Support{{Strategy: Userfaultfd}, {Strategy: SoftDirty, Available: true}}); got != SoftDirty {
 		t.Errorf("best is %s", got)

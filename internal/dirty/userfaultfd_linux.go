@@ -14,9 +14,8 @@ import (
 
 // From the kernel's include/uapi/linux/userfaultfd.h.
 const (
-	ioctlUserfaultAPI        = 0xc018aa3f
-	ioctlUserfaultRegister   = 0xc020aa00
-	ioctlUserfaultUnregister = 0x8010aa01
+	ioctlUserfaultAPI      = 0xc018aa3f
+	ioctlUserfaultRegister = 0xc020aa00
 
 	userfaultAPI          = 0xaa
 	userfaultUserModeOnly = 1
@@ -41,6 +40,9 @@ type userfault struct {
 	p *process
 	// fd is our copy of the target's descriptor.
 	fd int
+	// mine are pages that were found to be the process's own since arm. They
+	// stay so: nothing in QEMU gives a page of the memory back to the file.
+	mine *Set
 }
 
 const userfaultLink = "anon_inode:[userfaultfd]"
@@ -152,39 +154,63 @@ func (u *userfault) register() error {
 	return nil
 }
 
-func (u *userfault) unregister() error {
-	for _, s := range u.p.segments {
-		arg := s.userfaultRange()
-		if _, errno := ioctl(u.fd, ioctlUserfaultUnregister, unsafe.Pointer(&arg)); errno != 0 {
-			return fmt.Errorf("UFFDIO_UNREGISTER: %w", errno)
-		}
-	}
-	return nil
-}
-
 func (s segment) userfaultRange() userfaultRange {
 	return userfaultRange{start: s.start, length: s.end - s.start}
 }
 
-// arm asks for the private pages while nothing is registered, since the marks
-// would pass for swapped-out pages. What the first scan reports, which is all
-// memory, is not asked for; it protects all memory.
+// arm protects all of the process's own pages, in one step with finding them.
+//
+// A page is written, and so becomes the process's own, only by a fault that
+// leaves it unprotected. So untouched pages and those of the file need no
+// protection, which would cost a page table entry for each page of the memory
+// and leave marks that look like swapped-out pages.
 func (u *userfault) arm(private func(first, count int64)) error {
-	err := u.unregister()
-	if err == nil {
-		err = u.p.private(private)
-	}
-	if err == nil {
-		err = u.register()
-	}
-	if err == nil {
-		err = u.p.pagemapScan(written(), nil)
-	}
-	return err
+	u.mine = NewSet(u.p.size)
+	return u.p.pagemapScan(protectOwn(), func(first, count int64) {
+		u.mine.Add(first, count)
+		private(first, count)
+	})
 }
 
+// nearby is how many pages may lie between two that are looked at in one call:
+// about as many as take the time of a call.
+const nearby = 32
+
+// scan finds the pages that became unprotected, and protects them. A page of
+// the file that was read is among these once; it is left out, as it is not the
+// process's own afterwards. If it is written to in between it is protected and
+// its own, and reported; if it is written to later it becomes unprotected again.
 func (u *userfault) scan(visit func(first, count int64)) error {
-	return u.p.pagemapScan(written(), visit)
+	written := NewSet(u.p.size)
+	if err := u.p.pagemapScan(protectWritten(), written.Add); err != nil {
+		return err
+	}
+	unknown := written.Clone()
+	unknown.Remove(u.mine)
+	if err := u.learn(unknown); err != nil {
+		return err
+	}
+	written.And(u.mine)
+	for offset, length := range written.Runs() {
+		visit(offset/PageSize, length/PageSize)
+	}
+	return nil
+}
+
+// learn looks which of the pages are the process's own.
+func (u *userfault) learn(unknown *Set) error {
+	vec := make([]region, regionsPerCall)
+	var from, to int64
+	for offset, length := range unknown.Runs() {
+		if offset-to > nearby*PageSize {
+			if err := u.p.scanPart(own(), vec, from, to, u.mine.Add); err != nil {
+				return err
+			}
+			from = offset
+		}
+		to = offset + length
+	}
+	return u.p.scanPart(own(), vec, from, to, u.mine.Add)
 }
 
 func (u *userfault) close() { _ = unix.Close(u.fd) }
