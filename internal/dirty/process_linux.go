@@ -43,8 +43,8 @@ func openProcess(cfg Config) (p *process, err error) {
 	p = &process{pid: cfg.PID, pidfd: -1, size: cfg.MemoryBytes}
 	defer func() {
 		if err != nil {
+			err = fmt.Errorf("look into process %d: %w", cfg.PID, p.refusal(err))
 			p.close()
-			p, err = nil, fmt.Errorf("look into process %d: %w", cfg.PID, refusal(err))
 		}
 	}()
 	if p.pidfd, err = unix.PidfdOpen(cfg.PID, 0); err != nil {
@@ -83,8 +83,13 @@ func (p *process) open(name string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), fmt.Sprintf("/proc/%d/%s", p.pid, name)), nil
 }
 
-// refusal gives errors of access and of a missing process their kinds.
-func refusal(err error) error {
+// refusal gives errors of access and of a missing process their kinds. To
+// others than root a process that has ended is one that they may not look into.
+func (p *process) refusal(err error) error {
+	exit := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
+	if n, _ := unix.Poll(exit, 0); err != nil && n == 1 && exit[0].Revents&unix.POLLIN != 0 {
+		return errdefs.New(errdefs.WrongState, "%w; the process has ended", err)
+	}
 	switch {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
 		return errdefs.New(errdefs.Unsupported,
@@ -166,8 +171,6 @@ func parseMapping(line string) (m mapping, ok bool) {
 	m.perms, m.device = f[1], f[3]
 	if i := strings.IndexByte(line, '/'); i >= 0 {
 		m.path = line[i:]
-	} else if len(f) > 5 {
-		m.path = f[5]
 	}
 	return m, errors.Join(errs[:]...) == nil && m.start < m.end
 }
@@ -177,7 +180,7 @@ func parseMapping(line string) (m mapping, ok bool) {
 func (p *process) descriptors() (map[int]string, error) {
 	dir, err := p.open("fd", os.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
-		return nil, err
+		return nil, p.refusal(err)
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
@@ -203,7 +206,7 @@ func (p *process) descriptors() (map[int]string, error) {
 func (p *process) fetch(fd int) (int, error) {
 	own, err := unix.PidfdGetfd(p.pidfd, fd, 0)
 	if err != nil {
-		return -1, fmt.Errorf("fetch descriptor %d of process %d: %w", fd, p.pid, refusal(err))
+		return -1, fmt.Errorf("fetch descriptor %d of process %d: %w", fd, p.pid, p.refusal(err))
 	}
 	return own, nil
 }

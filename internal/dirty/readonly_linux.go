@@ -3,9 +3,7 @@ package dirty
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -41,7 +39,7 @@ func ReadOnly(ctx context.Context, cfg Config) (int, error) {
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("make memory file of process %d read-only: %w", cfg.PID, refusal(err))
+		return 0, fmt.Errorf("make memory file of process %d read-only: %w", cfg.PID, p.refusal(err))
 	}
 	left, err := p.writable(cfg.MemoryFile)
 	if err == nil && len(left) > 0 {
@@ -95,21 +93,10 @@ func (p *process) writable(path string) ([]int, error) {
 
 // flags are those that the descriptor was opened with.
 func (p *process) flags(fd int) (int, error) {
-	f, err := p.open(fmt.Sprintf("fdinfo/%d", fd), os.O_RDONLY)
+	own, err := p.fetch(fd)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	b := make([]byte, 4096)
-	n, err := f.Read(b)
-	if err != nil {
-		return 0, fmt.Errorf("read %s: %w", f.Name(), err)
-	}
-	for line := range strings.Lines(string(b[:n])) {
-		if octal, ok := strings.CutPrefix(line, "flags:"); ok {
-			flags, err := strconv.ParseInt(strings.TrimSpace(octal), 8, 64)
-			return int(flags), err
-		}
-	}
-	return 0, fmt.Errorf("read %s: it has no flags", f.Name())
+	defer unix.Close(own)
+	return unix.FcntlInt(uintptr(own), unix.F_GETFL, 0)
 }

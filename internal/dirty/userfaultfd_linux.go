@@ -109,7 +109,7 @@ func create(ctx context.Context, p *process) (u *userfault, err error) {
 		u.close()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("make userfaultfd: %w", refusal(err))
+		return nil, fmt.Errorf("make userfaultfd: %w", p.refusal(err))
 	}
 	return u, nil
 }
@@ -228,7 +228,7 @@ const clearSoftDirty = "4"
 func (d softDirty) clear() error {
 	f, err := d.p.open("clear_refs", unix.O_WRONLY)
 	if err != nil {
-		return refusal(err)
+		return d.p.refusal(err)
 	}
 	defer f.Close()
 	if _, err := f.WriteString(clearSoftDirty); err != nil {
