@@ -17,8 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/dirty/inject"
+	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/qmp"
+	"github.com/holdpoint/holdpoint/internal/store"
 )
 
 // vm is a QEMU that we started with its guest stopped before the first instruction.
@@ -231,6 +233,7 @@ func TestQEMULinux(t *testing.T) {
 	full = newShadow(t, v.cfg)
 	full.copy(t, next, private)
 	full.compare(t, "untracked", next)
+	layers := addLayer(t, v, next, private)
 	v.execute("cont")
 	time.Sleep(50 * time.Millisecond)
 	v.execute("stop")
@@ -242,11 +245,45 @@ func TestQEMULinux(t *testing.T) {
 	if private.Len() == 0 || set.Len() == 0 {
 		t.Error("the guest wrote nothing")
 	}
+	layers = addLayer(t, v, next, set, layers...)
+	checkLayers(t, v, next, layers)
 	file := newShadow(t, v.cfg)
 	if bytes.ContainsFunc(file, func(r rune) bool { return r != 0 }) {
 		t.Error("the memory file was written to")
 	}
 	v.execute("cont")
+}
+
+// addLayer stores pages of a stopped guest in a layer above others.
+func addLayer(t *testing.T, v *vm, tr *Tracker, set *Set, layers ...*store.Layer) []*store.Layer {
+	t.Helper()
+	view, err := store.NewView(nil, v.cfg.MemoryBytes, layers...)
+	must(t, err)
+	cfg := store.WriteConfig{ID: durable.NewID(), MemoryBytes: v.cfg.MemoryBytes, Pages: set.Runs(), Memory: tr, Previous: view}
+	if len(layers) > 0 {
+		cfg.Parent = layers[len(layers)-1].Info().ID
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), cfg.ID))
+	must(t, err)
+	start := time.Now()
+	sum, err := store.Write(ctxOf(t), f, cfg)
+	must(t, err)
+	must(t, f.Close())
+	t.Logf("layer of %d bytes in %v, pages: %d data, %d zero, %d same", sum.Bytes, time.Since(start), sum.DataPages, sum.ZeroPages, sum.SamePages)
+	l, err := store.Open(f.Name())
+	must(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	return append(layers, l)
+}
+
+// checkLayers compares what layers make with the memory of the stopped guest.
+func checkLayers(t *testing.T, v *vm, tr *Tracker, layers []*store.Layer) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "memory")
+	must(t, store.Materialize(ctxOf(t), store.MaterializeConfig{Path: path, MemoryBytes: v.cfg.MemoryBytes, Layers: layers}))
+	made, err := os.ReadFile(path)
+	must(t, err)
+	shadow(made).compare(t, "layers", tr)
 }
 
 // TestOtherKernel runs this package's tests inside a guest whose kernel may
