@@ -23,6 +23,8 @@ var levels = map[string]int{
 	"internal/link":      1,
 	"internal/tarstream": 1,
 	"internal/agent":     1,
+	"internal/dirty":     1,
+	"internal/store":     1,
 	// 2: the machine.
 	"internal/machine": 2,
 	"internal/qemu":    2,
