@@ -128,12 +128,13 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener, opts ...connect.Handl
 
 // Handler is the service and the path it is served at.
 func (a *Agent) Handler(opts ...connect.HandlerOption) (string, http.Handler) {
-	return agentv1connect.NewAgentServiceHandler(a, append([]connect.HandlerOption{
+	path, h := agentv1connect.NewAgentServiceHandler(a, append([]connect.HandlerOption{
 		// The link is local: compressing costs more than it saves.
 		connect.WithCompression("gzip", nil, nil),
 		connect.WithCodec(codec{}),
 		connect.WithReadMaxBytes(maxMessage),
 	}, opts...)...)
+	return path, withBulk(h)
 }
 
 // Ping answers at once. After the answer to Shutdown it says that the host has

@@ -56,8 +56,6 @@ func (codec) MarshalAppend(dst []byte, m any) ([]byte, error) {
 // bulkOut is the field that a message consists of, if it is one of bytes.
 func bulkOut(m proto.Message) (protowire.Number, []byte) {
 	switch m := m.(type) {
-	case *agentv1.DownloadResponse:
-		return 1, m.GetData()
 	case *agentv1.DialResponse:
 		return 2, m.GetData()
 	case *agentv1.ExecResponse:
@@ -93,11 +91,6 @@ func bulkIn(b []byte, m proto.Message) bool {
 		return false
 	}
 	switch m := m.(type) {
-	case *agentv1.UploadRequest:
-		if field == 2 {
-			m.Message = &agentv1.UploadRequest_Data{Data: link.Append(nil, data)}
-			return true
-		}
 	case *agentv1.DialRequest:
 		if field == 2 {
 			m.Message = &agentv1.DialRequest_Data{Data: link.Append(nil, data)}

@@ -14,7 +14,6 @@ import (
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/tarstream"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -40,7 +39,11 @@ func (a *Agent) Upload(ctx context.Context, stream *connect.ClientStream[agentv1
 	if start.GetRename() {
 		unpack = tarstream.UnpackAs
 	}
-	in := &uploadReader{stream: stream}
+	call, err := bulkOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	in := newBulkReader(call, 2)
 	res, err := unpack(ctx, in, name, tarstream.Options{Special: a.cfg.Init, Direct: a.cfg.Init})
 	if err == nil {
 		_, err = io.Copy(io.Discard, in) // the padding of the archive
@@ -58,29 +61,8 @@ func streamError(err error) error {
 	return err
 }
 
-// uploadReader reads the data of an upload.
-type uploadReader struct {
-	stream *connect.ClientStream[agentv1.UploadRequest]
-	rest   []byte
-}
-
-func (r *uploadReader) Read(p []byte) (int, error) {
-	for len(r.rest) == 0 {
-		if !r.stream.Receive() {
-			if err := r.stream.Err(); err != nil {
-				return 0, err
-			}
-			return 0, io.EOF
-		}
-		r.rest = r.stream.Msg().GetData()
-	}
-	n := link.Copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
 // Download packs a path as a tar stream.
-func (a *Agent) Download(ctx context.Context, req *connect.Request[agentv1.DownloadRequest], stream *connect.ServerStream[agentv1.DownloadResponse]) error {
+func (a *Agent) Download(ctx context.Context, req *connect.Request[agentv1.DownloadRequest], _ *connect.ServerStream[agentv1.DownloadResponse]) error {
 	if err := a.ready(); err != nil {
 		return wire.Encode(err)
 	}
@@ -88,22 +70,11 @@ func (a *Agent) Download(ctx context.Context, req *connect.Request[agentv1.Downl
 	if err != nil {
 		return wire.Encode(err)
 	}
-	return wire.Encode(tarstream.PackDirect(ctx, downloadWriter{stream}, name))
-}
-
-type downloadWriter struct {
-	stream *connect.ServerStream[agentv1.DownloadResponse]
-}
-
-func (w downloadWriter) Write(p []byte) (int, error) {
-	for rest := p; len(rest) > 0; {
-		n := min(len(rest), command.Piece)
-		if err := w.stream.Send(&agentv1.DownloadResponse{Data: rest[:n]}); err != nil {
-			return 0, err
-		}
-		rest = rest[n:]
+	call, err := bulkOf(ctx)
+	if err != nil {
+		return err
 	}
-	return len(p), nil
+	return wire.Encode(tarstream.PackDirect(ctx, bulkWriter{call.out, 1}, name))
 }
 
 type dialStream = connect.BidiStream[agentv1.DialRequest, agentv1.DialResponse]

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -106,6 +107,12 @@ type wholeReader struct {
 }
 
 const wholeReaderSize = 256 << 10
+
+// Unbuffered gives the rest of the request to a reader of its own, which reads
+// large pieces itself. The wholeReader must not be read from then on.
+func (r *wholeReader) Unbuffered() io.Reader {
+	return io.MultiReader(bytes.NewReader(r.rest), r.ReadCloser)
+}
 
 // Read reads what is there.
 func (r *wholeReader) Read(p []byte) (int, error) {
