@@ -77,6 +77,7 @@ func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
 func (m *supervisor) ready(conv *relay.Conversation) error {
 	m.mu.Lock()
 	first := m.rec.ReadyUnixNano == 0
+	conv.RunID = m.rec.RunID
 	m.mu.Unlock()
 	if first {
 		err := m.record(func(r *monitor.Record) {
@@ -127,15 +128,15 @@ func (m *supervisor) conversation(ctx context.Context) (*relay.Conversation, err
 const endPatience = 300 * time.Millisecond
 
 // gone says why the guest went away in the middle of a call.
-func (m *supervisor) gone(ctx context.Context, call string) error {
+func (m *supervisor) gone(ctx context.Context, conv *relay.Conversation, call string) error {
 	ctx, cancel := context.WithTimeout(ctx, endPatience)
 	defer cancel()
-	began, why := m.status().GetRunId(), ""
+	why := ""
 	_ = m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
 		switch {
 		case st.GetExit() != nil:
 			why = " (its run has ended: " + st.GetExit().GetReason() + ")"
-		case st.GetRunId() != began:
+		case st.GetRunId() != conv.RunID:
 			why = " (it rebooted)"
 		}
 		return why != "", nil

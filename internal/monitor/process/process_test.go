@@ -122,12 +122,10 @@ func newBench(t *testing.T) *bench {
 
 // end kills what is left and removes the folder.
 func (b *bench) end() {
-	if rec, err := monitor.ReadRecord(b.dir); err == nil && rec.Phase != monitor.Exited {
+	if rec, err := monitor.ReadRecord(b.dir); err != nil || rec.Phase != monitor.Exited {
 		b.killMonitor()
-		if now, err := identify(rec.Process.PID); err == nil && now == *rec.Process {
-			_ = unix.Kill(rec.Process.PID, unix.SIGKILL)
-		}
 	}
+	must(b.t, monitor.EndLiving(ctx(b.t), b.dir))
 	b.awaitDead()
 	if b.t.Failed() {
 		b.t.Logf("events:\n%s\nlog:\n%s", b.read("events.log"), b.read("monitor.log"))

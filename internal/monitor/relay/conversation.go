@@ -52,6 +52,9 @@ type Dialer interface {
 // life: Converse makes it; requests go through it, Attend watches it; it breaks
 // when it can carry no more; Close ends it.
 type Conversation struct {
+	// RunID is the run whose guest it is with, for whoever made it.
+	RunID string
+
 	rt     *http.ClientConn
 	agent  agentv1connect.AgentServiceClient
 	heard  *atomic.Int64 // unix nanoseconds of the last byte from the guest

@@ -29,6 +29,7 @@ type guest struct {
 	host        net.Conn
 	done        chan struct{}
 	magic       link.Magic
+	heardAll    sync.WaitGroup // until the host has heard what Download says
 }
 
 // newGuest runs the guest. Between the host and the port is a goroutine that

@@ -61,7 +61,7 @@ type Proxy struct {
 	Find func(context.Context) (*Conversation, error)
 	// Gone says, for people, why a conversation broke in the middle of a call,
 	// which is named. It may take a moment to find out.
-	Gone func(ctx context.Context, call string) error
+	Gone func(ctx context.Context, conv *Conversation, call string) error
 }
 
 // proxy forwards requests for AgentService to the guest.
@@ -95,13 +95,13 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out.URL.Scheme, out.URL.Host = "http", "guest"
 	resp, err := conv.rt.RoundTrip(out.WithContext(r.Context()))
 	if err != nil {
-		p.refuse(w, r, p.Gone(r.Context(), path.Base(r.URL.Path)))
+		p.refuse(w, r, p.Gone(r.Context(), conv, path.Base(r.URL.Path)))
 		return
 	}
 	defer resp.Body.Close()
 	buf := p.buffers.Get().(*[copySize]byte)
 	defer p.buffers.Put(buf)
-	a := &answer{p: p, w: w, r: r, resp: resp, buf: buf[:]}
+	a := &answer{p: p, conv: conv, w: w, r: r, resp: resp, buf: buf[:]}
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/connect+") {
 		err = a.stream()
 	} else {
@@ -115,10 +115,15 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // answer is one on its way from the guest to the caller.
 type answer struct {
 	p    *proxy
+	conv *Conversation
 	w    http.ResponseWriter
 	r    *http.Request
 	resp *http.Response
 	buf  []byte
+}
+
+func (a *answer) gone() error {
+	return a.p.Gone(a.r.Context(), a.conv, path.Base(a.r.URL.Path))
 }
 
 func (a *answer) begin() {
@@ -141,7 +146,7 @@ func (a *answer) single() error {
 	n, err := io.ReadFull(a.resp.Body, a.buf)
 	whole := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && a.atEnd()
 	if err != nil && !whole {
-		a.p.refuse(a.w, a.r, a.p.Gone(a.r.Context(), path.Base(a.r.URL.Path)))
+		a.p.refuse(a.w, a.r, a.gone())
 		return nil
 	}
 	a.begin()
@@ -193,7 +198,7 @@ func (a *answer) stream() error {
 		case seen.ended || seen.rest > 0 || a.r.Context().Err() != nil:
 			return readErr
 		}
-		end, err := endWith(Unavailable(a.p.Gone(a.r.Context(), path.Base(a.r.URL.Path))))
+		end, err := endWith(Unavailable(a.gone()))
 		if err != nil {
 			return err
 		}
