@@ -121,6 +121,7 @@ func TestOrphanOfARebootIsEnded(t *testing.T) {
 }
 
 func TestKillRunOfDamagedFolders(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		damage func(b *bench, monitorPID int)
@@ -196,6 +197,7 @@ func TestLivingFindsItsOwnOnly(t *testing.T) {
 
 // TestMonitorThatDoesNotAnswer holds the limits of our own, and those of ctx.
 func TestMonitorThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	st, err := b.up().Status(ctx(t))
 	must(t, err)
@@ -220,6 +222,7 @@ func TestMonitorThatDoesNotAnswer(t *testing.T) {
 
 // TestLockWithoutSocket: its holder is not a monitor that ever answers.
 func TestLockWithoutSocket(t *testing.T) {
+	t.Parallel()
 	b := newBench(t)
 	b.up()
 	b.killMonitor()
@@ -243,8 +246,15 @@ func TestSocketGetsItsNameAgain(t *testing.T) {
 		func() error {
 			return os.Rename(filepath.Join(b.dir, "s", "monitor.sock"), filepath.Join(b.dir, "other"))
 		},
-		func() error { return os.RemoveAll(filepath.Join(b.dir, "s")) },
-		func() error { return os.RemoveAll(filepath.Join(b.dir, "s")) },
+		func() error { return os.Rename(filepath.Join(b.dir, "s"), filepath.Join(b.dir, "t")) },
+		func() (err error) { // the monitor makes it anew while it is being removed
+			for range 1000 {
+				if err = os.RemoveAll(filepath.Join(b.dir, "s")); err == nil {
+					break
+				}
+			}
+			return err
+		},
 	} {
 		must(t, lose())
 		next, err := b.ensure().Status(ctx(t))
