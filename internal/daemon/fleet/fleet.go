@@ -128,7 +128,9 @@ func (f *Fleet) Adopt(ctx context.Context, machineID, runID string) *Run {
 	f.follow(run, nil)
 	for {
 		run.mu.Lock()
-		changed, found := run.changed, run.status.GetPhase() != monitorv1.Phase_PHASE_UNSPECIFIED || run.ended || run.lost != nil
+		phase := run.status.GetPhase()
+		alive := phase != monitorv1.Phase_PHASE_UNSPECIFIED && phase != monitorv1.Phase_PHASE_EXITED
+		changed, found := run.changed, alive || run.ended || run.lost != nil
 		run.mu.Unlock()
 		if found {
 			return run

@@ -141,15 +141,19 @@ func State(m catalog.Machine, run *fleet.Run) machine.State {
 	return machine.Running
 }
 
+// ExitOf is a run's exit as a machine records it.
+func ExitOf(exit *monitorv1.Exit) string {
+	if exit.GetClean() {
+		return CleanExit
+	}
+	return fleet.Describe(exit)
+}
+
 // exited records the end of a machine's current run, and reports whether it did.
 func (k *Keeper) exited(machineID string, run *fleet.Run) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
-	exit := run.Status().GetExit()
-	reason := fleet.Describe(exit)
-	if exit.GetClean() {
-		reason = CleanExit
-	}
+	reason := ExitOf(run.Status().GetExit())
 	k.cfg.Log.Info("run ended", "machine", machineID, "run", run.ID, "exit", reason)
 	err := k.cfg.Catalog.EndRun(ctx, machineID, run.ID, machine.Stopped, reason)
 	if err != nil && !errdefs.Is(err, errdefs.WrongState) && !errdefs.Is(err, errdefs.NotFound) {

@@ -60,6 +60,9 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 			view.Exit = "unknown: " + err.Error()
 		}
 		status := run.Status()
+		if exit := status.GetExit(); exit != nil && view.Exit == "" {
+			view.Exit = keeper.ExitOf(exit) // its record is on its way
+		}
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()
 	}
