@@ -13,7 +13,6 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/holdpoint/holdpoint/internal/agent/command"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -132,6 +131,10 @@ func errNoBulk(field protowire.Number) error {
 	return errdefs.New(errdefs.Invalid, "a message does not consist of data alone, field %d", field)
 }
 
+// bulkPiece is the most bytes in a message that is written. So many go through
+// package link without being gathered, and a frame of them still counts as one.
+const bulkPiece = 1<<20 - 16
+
 // bulkWriter writes bytes as messages that each consist of that field.
 type bulkWriter struct {
 	out   http.ResponseWriter
@@ -142,7 +145,7 @@ type bulkWriter struct {
 func (w bulkWriter) Write(p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) {
-		data := p[sent:min(len(p), sent+command.Piece)]
+		data := p[sent:min(len(p), sent+bulkPiece)]
 		head := make([]byte, framing, framing+2*binary.MaxVarintLen32)
 		head = protowire.AppendTag(head, w.field, protowire.BytesType)
 		head = protowire.AppendVarint(head, uint64(len(data)))
