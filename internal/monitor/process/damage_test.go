@@ -27,6 +27,13 @@ func (b *bench) living() []int {
 	return pids
 }
 
+// freeze stops all threads of a child of ours, and waits until they are.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	must(t, unix.Kill(pid, unix.SIGSTOP))
+	must(t, unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED|unix.WNOWAIT, nil))
+}
+
 func (b *bench) wantKilled() {
 	b.t.Helper()
 	if pids := b.living(); len(pids) > 0 {
@@ -133,9 +140,9 @@ func TestKillRunOfDamagedFolders(t *testing.T) {
 		{"everything, monitor stopped", func(b *bench, pid int) {
 			b.fault("config.json", "damaged")
 			b.fault("record.json", "damaged")
-			must(b.t, unix.Kill(pid, unix.SIGSTOP))
+			freeze(b.t, pid)
 		}},
-		{"monitor stopped", func(b *bench, pid int) { must(b.t, unix.Kill(pid, unix.SIGSTOP)) }},
+		{"monitor stopped", func(b *bench, pid int) { freeze(b.t, pid) }},
 		{"lock gone", func(b *bench, _ int) { must(b.t, os.Remove(filepath.Join(b.dir, "monitor.lock"))) }},
 		{"adoption fails", func(b *bench, _ int) { b.fault("adopt-fails", ""); b.killMonitor() }},
 	} {
@@ -201,7 +208,7 @@ func TestMonitorThatDoesNotAnswer(t *testing.T) {
 	b := newBench(t)
 	st, err := b.up().Status(ctx(t))
 	must(t, err)
-	must(t, unix.Kill(int(st.GetMonitorPid()), unix.SIGSTOP))
+	freeze(t, int(st.GetMonitorPid()))
 	began := time.Now()
 	_, err = monitor.Ensure(ctx(t), b.start)
 	if took := time.Since(began); took > 30*time.Second {
