@@ -17,21 +17,21 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-// Pack writes the file or folder at name as a tar stream to w, in pieces of
-// 256 KiB. The top entry is called as name's last element, and "." when name
-// ends in "/." (the folder's content is meant then). If name itself is a
-// symbolic link, it is followed; links below it are carried as links. Below it
-// sockets are left out; if name itself is a socket, device or pipe, the error is
-// INVALID. A file that shrinks while it is read is an error, one that vanishes is
-// left out. One of no size that has content all the same, as in /proc, is carried
-// as it is at that moment, up to 16 MiB.
+// Pack writes the file or folder at name as a tar stream to w, in pieces of 256
+// KiB, and of 1 MiB for what large files hold. The top entry is called as
+// name's last element, and "." when name ends in "/." (the folder's content is
+// meant then). If name itself is a symbolic link, it is followed; links below
+// it are carried as links. Below it sockets are left out; if name itself is a
+// socket, device or pipe, the error is INVALID. A file that shrinks while it is
+// read is an error, one that vanishes is left out. One of no size that has
+// content all the same, as in /proc, is carried as it is at that moment, up to
+// 16 MiB.
 func Pack(ctx context.Context, w io.Writer, name string) error {
 	return pack(ctx, w, name, false)
 }
 
 // PackDirect is Pack, but reads of large files what the page cache does not
-// have past it, in pieces of up to 1 MiB. That is faster where the CPU is
-// emulated.
+// have past it. That is faster where the CPU is emulated.
 func PackDirect(ctx context.Context, w io.Writer, name string) error {
 	return pack(ctx, w, name, true)
 }
@@ -193,7 +193,7 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 			return fmt.Errorf("pack %q: %w", name, err)
 		}
 	}
-	if p.direct && h.Size >= directSize && len(p.buf) < directChunk {
+	if h.Size >= directSize && len(p.buf) < directChunk {
 		p.buf = alignedBuffer(directChunk)
 	}
 	from := newDirectFile(f, h.Size, p.direct)
