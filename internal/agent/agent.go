@@ -28,6 +28,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
+	"github.com/holdpoint/holdpoint/internal/agent/codec"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
@@ -131,7 +132,7 @@ func (a *Agent) Handler(opts ...connect.HandlerOption) (string, http.Handler) {
 	path, h := agentv1connect.NewAgentServiceHandler(a, append([]connect.HandlerOption{
 		// The link is local: compressing costs more than it saves.
 		connect.WithCompression("gzip", nil, nil),
-		connect.WithCodec(codec{}),
+		connect.WithCodec(codec.Codec{}),
 		connect.WithReadMaxBytes(maxMessage),
 	}, opts...)...)
 	return path, withBulk(h)

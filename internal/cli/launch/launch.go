@@ -171,10 +171,17 @@ func (l *Launcher) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	pid, err := spawn(ctx, l.cfg.Command, l.cfg.Home.DaemonLog())
-	if errdefs.Is(err, errdefs.Conflict) {
+	for errdefs.Is(err, errdefs.Conflict) {
 		// Somebody else, a service manager for one, started it at the same
-		// time; it holds the home's lock and will listen.
-		return l.awaitOther(ctx, err)
+		// time, holds the home's lock and will listen; or one that was killed
+		// is not quite gone, and nobody will.
+		if l.awaitOther(ctx) {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		pid, err = spawn(ctx, l.cfg.Command, l.cfg.Home.DaemonLog())
 	}
 	if err != nil {
 		return err
@@ -183,20 +190,25 @@ func (l *Launcher) start(ctx context.Context) error {
 	return nil
 }
 
-// awaitOther waits for a daemon that starts without us. There is nothing to
-// wait on but its socket, so it looks at that every now and then.
-func (l *Launcher) awaitOther(ctx context.Context, conflict error) error {
+// otherLimit is how long another daemon that holds the lock may take to listen
+// before we look whether it still does.
+const otherLimit = 2 * time.Second
+
+// awaitOther reports whether another daemon came to listen in time.
+func (l *Launcher) awaitOther(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, otherLimit)
+	defer cancel()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
 		c, _, err := l.Find(ctx)
 		if err == nil {
 			c.Close()
-			return nil
+			return true
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("start the daemon: %w", conflict)
+			return false
 		case <-ticker.C:
 		}
 	}

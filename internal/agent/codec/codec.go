@@ -1,6 +1,8 @@
 //go:build linux
 
-package agent
+// Package codec is protobuf's binary form for Connect, in which messages that
+// carry bulk are written and read by hand. It changes nothing on the wire.
+package codec
 
 import (
 	"encoding/binary"
@@ -13,25 +15,25 @@ import (
 	"github.com/holdpoint/holdpoint/internal/link"
 )
 
-// codec is protobuf's binary form. The messages that carry bulk are written
+// Codec is protobuf's binary form. The messages that carry bulk are written
 // and read by hand, because what is spent on them is one copy, and
 // link.Copy's is the fast one.
-type codec struct{}
+type Codec struct{}
 
 // bulk is from which size that pays, in bytes.
 const bulk = 4 << 10
 
 // Name is that of Connect's own codec, which this one replaces.
-func (codec) Name() string { return "proto" }
+func (Codec) Name() string { return "proto" }
 
 // IsBinary tells Connect that messages are no text.
-func (codec) IsBinary() bool { return true }
+func (Codec) IsBinary() bool { return true }
 
 // Marshal returns the binary form of a message.
-func (c codec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
+func (c Codec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
 
 // MarshalStable is Marshal with one form for each message.
-func (codec) MarshalStable(m any) ([]byte, error) {
+func (Codec) MarshalStable(m any) ([]byte, error) {
 	p, ok := m.(proto.Message)
 	if !ok {
 		return nil, notAMessage(m)
@@ -40,7 +42,7 @@ func (codec) MarshalStable(m any) ([]byte, error) {
 }
 
 // MarshalAppend appends the binary form of a message to dst.
-func (codec) MarshalAppend(dst []byte, m any) ([]byte, error) {
+func (Codec) MarshalAppend(dst []byte, m any) ([]byte, error) {
 	p, ok := m.(proto.Message)
 	if !ok {
 		return nil, notAMessage(m)
@@ -68,7 +70,7 @@ func bulkOut(m proto.Message) (protowire.Number, []byte) {
 }
 
 // Unmarshal reads the binary form of a message into m.
-func (codec) Unmarshal(b []byte, m any) error {
+func (Codec) Unmarshal(b []byte, m any) error {
 	p, ok := m.(proto.Message)
 	if !ok {
 		return notAMessage(m)

@@ -1,6 +1,6 @@
 //go:build linux
 
-package agent
+package codec
 
 import (
 	"bytes"
@@ -32,17 +32,17 @@ func TestCodec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := codec{}.MarshalAppend([]byte("before"), m)
+			got, err := Codec{}.MarshalAppend([]byte("before"), m)
 			if err != nil || !bytes.Equal(got, append([]byte("before"), want...)) {
 				t.Errorf("%T of %d bytes is written differently, %v", m, n, err)
 			}
 			back := m.ProtoReflect().New().Interface()
-			if err := (codec{}).Unmarshal(want, back); err != nil || !proto.Equal(back, m) {
+			if err := (Codec{}).Unmarshal(want, back); err != nil || !proto.Equal(back, m) {
 				t.Errorf("%T of %d bytes is read differently, %v", m, n, err)
 			}
 		}
 	}
-	if err := (codec{}).Unmarshal(bytes.Repeat([]byte{0xff}, 2*bulk), &agentv1.UploadRequest{}); err == nil {
+	if err := (Codec{}).Unmarshal(bytes.Repeat([]byte{0xff}, 2*bulk), &agentv1.UploadRequest{}); err == nil {
 		t.Error("rubbish was read")
 	}
 }
