@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -60,13 +61,14 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 		return nil, err
 	}
 	defer w.Close()
+	before := recordBytes(cfg.Dir)
 	died, err := spawn(cfg)
 	if err != nil {
 		return nil, err
 	}
 	limit := time.NewTimer(beginLimit)
 	defer limit.Stop()
-	for {
+	for again := spawnAgain; ; {
 		c, err := Connect(ctx, cfg.Dir)
 		if err == nil || !errors.Is(err, ErrGone) {
 			return c, err
@@ -81,12 +83,32 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("await monitor of machine %s: %w", file.Name(), ctx.Err())
 		}
-		if died == nil {
-			if alive, err := Alive(cfg.Dir); err != nil || !alive {
-				return nil, errors.Join(err, lastWord(cfg.Dir))
+		if died != nil {
+			continue
+		}
+		alive, err := Alive(cfg.Dir)
+		switch {
+		case err == nil && alive:
+		case err == nil && again > 0 && bytes.Equal(before, recordBytes(cfg.Dir)):
+			again--
+			if died, err = spawn(cfg); err != nil {
+				return nil, err
 			}
+		default:
+			return nil, errors.Join(err, lastWord(cfg.Dir))
 		}
 	}
+}
+
+// spawnAgain is how often a monitor is spawned anew that died without having
+// recorded anything: its predecessor, killed and not quite gone yet, still had
+// the folder's lock.
+const spawnAgain = 2
+
+// recordBytes is the record as it stands; nil when there is none.
+func recordBytes(dir string) []byte {
+	b, _ := os.ReadFile(filepath.Join(dir, recordFile)) // only compared
+	return b
 }
 
 // answerLimit is how long a living monitor may take to answer what it knows

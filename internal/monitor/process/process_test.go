@@ -955,10 +955,16 @@ func TestSmallAndIdle(t *testing.T) {
 		return user + system
 	}
 	time.Sleep(300 * time.Millisecond)
-	before := ticks()
-	time.Sleep(2 * time.Second)
-	if used := ticks() - before; used > 2 { // of 200; a tick may be somebody else's
-		t.Errorf("%d ticks of CPU in 2 s", used)
+	used := 0
+	for range 3 { // on a busy host a window may be somebody else's
+		before := ticks()
+		time.Sleep(2 * time.Second)
+		if used = ticks() - before; used <= 2 { // of 200
+			break
+		}
+	}
+	if used > 2 {
+		t.Errorf("%d ticks of CPU in 2 s, three times", used)
 	}
 	status, err := os.ReadFile(proc + "status")
 	must(t, err)
