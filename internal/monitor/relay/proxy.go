@@ -53,7 +53,7 @@ func Plain() connect.ClientOption { return connect.WithAcceptCompression("gzip",
 
 // copySize is how much of an answer is moved at once, in bytes: that of the
 // largest message the guest agent sends.
-const copySize = 256 << 10
+const copySize = 1 << 20
 
 // Proxy is what a proxy is given.
 type Proxy struct {
