@@ -83,35 +83,53 @@ func (img Image) checkAsset(ctx context.Context, a namedAsset, known verified) (
 		return looks{}, time.Time{}, changed("cannot be opened: %w", err)
 	}
 	defer f.Close()
+	// A new link to the file, as a backup makes one, changes how it looks and
+	// nothing in it: what looks otherwise after it was read is read again.
+	for range readTries {
+		seen, begun, stable, err := readAsset(ctx, f, a, known, changed)
+		if err != nil && ctx.Err() != nil {
+			err = fmt.Errorf("check image %s: %w", img.BuildID, ctx.Err())
+		}
+		if err != nil || stable {
+			return seen, begun, err
+		}
+	}
+	return looks{}, time.Time{}, changed("changes while it is read")
+}
+
+// readTries is how often a file is read that changes its looks meanwhile.
+const readTries = 3
+
+// readAsset reads the open file unless it is known; stable is whether it looks
+// after that as it did before.
+func readAsset(ctx context.Context, f *os.File, a namedAsset, known verified, changed func(string, ...any) error) (seen looks, begun time.Time, stable bool, err error) {
 	before, err := lookAt(f)
 	if err != nil {
-		return looks{}, time.Time{}, changed("is damaged: %w", err)
+		return looks{}, time.Time{}, false, changed("is damaged: %w", err)
 	}
 	if before.Size != a.Size {
-		return looks{}, time.Time{}, changed("has changed: it has %d bytes and was built with %d", before.Size, a.Size)
+		return looks{}, time.Time{}, false, changed("has changed: it has %d bytes and was built with %d", before.Size, a.Size)
 	}
 	if known.Files[a.file] == before {
-		return before, time.Time{}, nil
+		return before, time.Time{}, true, nil
 	}
-	begun := time.Now()
+	begun = time.Now()
 	digest := fileDigest
 	if a.file == rootFile {
 		digest = diskDigest
 	}
 	sum, err := digest(ctx, f)
-	switch {
-	case ctx.Err() != nil:
-		return looks{}, time.Time{}, fmt.Errorf("check image %s: %w", img.BuildID, ctx.Err())
-	case err != nil:
-		return looks{}, time.Time{}, changed("cannot be read: %w", err)
-	case sum != a.SHA256:
-		return looks{}, time.Time{}, changed("has changed since it was built")
+	if err != nil {
+		return looks{}, time.Time{}, false, changed("cannot be read: %w", err)
+	}
+	if sum != a.SHA256 {
+		return looks{}, time.Time{}, false, changed("has changed since it was built")
 	}
 	after, err := lookAt(f)
-	if err != nil || after != before {
-		return looks{}, time.Time{}, changed("changes while it is read")
+	if err != nil {
+		return looks{}, time.Time{}, false, changed("cannot be read: %w", err)
 	}
-	return after, begun, nil
+	return after, begun, after == before, nil
 }
 
 // settled reports whether a change of the file after the moment t would show
