@@ -167,13 +167,9 @@ func (d *Daemon) commands(ctx context.Context, run *fleet.Run) ([]string, error)
 
 // List gives checkpoints, newest first.
 func (d checkpointAPI) List(ctx context.Context, req *connect.Request[holdpointv1.ListCheckpointsRequest]) (*connect.Response[holdpointv1.ListCheckpointsResponse], error) {
-	machineID := ""
-	if ref := req.Msg.GetMachine(); ref != "" {
-		m, err := d.catalog.ResolveMachine(ctx, ref)
-		if err != nil {
-			return nil, wire.Encode(err)
-		}
-		machineID = m.ID
+	machineID, err := d.machineID(ctx, req.Msg.GetMachine())
+	if err != nil {
+		return nil, wire.Encode(err)
 	}
 	list, err := d.catalog.ListCheckpoints(ctx, machineID)
 	if err != nil {
@@ -200,13 +196,9 @@ func (d checkpointAPI) List(ctx context.Context, req *connect.Request[holdpointv
 
 // resolve finds a checkpoint, of one machine where it is named.
 func (d *Daemon) resolveCheckpoint(ctx context.Context, machineRef, ref string) (checkpoint.Checkpoint, error) {
-	machineID := ""
-	if machineRef != "" {
-		m, err := d.catalog.ResolveMachine(ctx, machineRef)
-		if err != nil {
-			return checkpoint.Checkpoint{}, err
-		}
-		machineID = m.ID
+	machineID, err := d.machineID(ctx, machineRef)
+	if err != nil {
+		return checkpoint.Checkpoint{}, err
 	}
 	return d.catalog.ResolveCheckpoint(ctx, machineID, ref)
 }

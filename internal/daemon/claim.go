@@ -76,3 +76,13 @@ func (d *Daemon) checkBoots(ctx context.Context, imageID string, layers []catalo
 	}
 	return d.capturer.CheckLayers(layers, what)
 }
+
+// machineID is the id of the machine that a request narrows itself to; empty
+// when it names none.
+func (d *Daemon) machineID(ctx context.Context, ref string) (string, error) {
+	if ref == "" {
+		return "", nil
+	}
+	m, err := d.catalog.ResolveMachine(ctx, ref)
+	return m.ID, err
+}

@@ -23,13 +23,9 @@ type operationAPI struct{ *Daemon }
 
 // List gives operations, newest first.
 func (d operationAPI) List(ctx context.Context, req *connect.Request[holdpointv1.ListOperationsRequest]) (*connect.Response[holdpointv1.ListOperationsResponse], error) {
-	machineID := ""
-	if ref := req.Msg.GetMachine(); ref != "" {
-		m, err := d.catalog.ResolveMachine(ctx, ref)
-		if err != nil {
-			return nil, wire.Encode(err)
-		}
-		machineID = m.ID
+	machineID, err := d.machineID(ctx, req.Msg.GetMachine())
+	if err != nil {
+		return nil, wire.Encode(err)
 	}
 	ops, err := d.catalog.ListOperations(ctx, machineID, req.Msg.GetAll())
 	if err != nil {

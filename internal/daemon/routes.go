@@ -94,13 +94,9 @@ func (d *Daemon) recordRoute(ctx context.Context, kind catalog.EffectKind, r cat
 
 // List gives routes by host.
 func (d routeAPI) List(ctx context.Context, req *connect.Request[holdpointv1.ListRoutesRequest]) (*connect.Response[holdpointv1.ListRoutesResponse], error) {
-	machineID := ""
-	if ref := req.Msg.GetMachine(); ref != "" {
-		m, err := d.catalog.ResolveMachine(ctx, ref)
-		if err != nil {
-			return nil, wire.Encode(err)
-		}
-		machineID = m.ID
+	machineID, err := d.machineID(ctx, req.Msg.GetMachine())
+	if err != nil {
+		return nil, wire.Encode(err)
 	}
 	routes, err := d.catalog.ListRoutes(ctx, machineID)
 	if err != nil {

@@ -196,17 +196,6 @@ func (e *Engine) Get(ctx context.Context, id string) (*holdpointv1.Operation, er
 	return Describe(op), nil
 }
 
-// Running returns what runs now, in no order.
-func (e *Engine) Running() []*holdpointv1.Operation {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	var all []*holdpointv1.Operation
-	for _, w := range e.running {
-		all = append(all, w.Snapshot())
-	}
-	return all
-}
-
 func (e *Engine) work(id string) *Work {
 	e.mu.Lock()
 	defer e.mu.Unlock()
