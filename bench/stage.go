@@ -202,7 +202,7 @@ func (s *stage) exec(ctx context.Context, name string, argv ...string) (string, 
 
 // monitor connects to the monitor of a machine's run.
 func (s *stage) monitor(ctx context.Context, m *holdpointv1.Machine) (*monitor.Client, error) {
-	return monitor.Connect(ctx, s.home.Run(m.GetId(), m.GetRunId()))
+	return monitor.Connect(ctx, s.home.Run(m.GetRunId()))
 }
 
 // image gives the folder of the one image in the home.

@@ -53,9 +53,43 @@ type Checkpoint struct {
 	Routes []Route
 	// DiskBytes is what its own topmost layer holds on the host.
 	DiskBytes int64
+	// Full is nil for a disk checkpoint.
+	Full *FullState
 	// Agent facts about who asked; empty when a person did.
 	Origin Origin
 }
+
+// FullState is what a full checkpoint has besides its disk.
+type FullState struct {
+	// Memory are the ids of the memory layers, lowest first, the last one being
+	// its own; Devices is the id of the layer with the state of CPUs and devices.
+	Memory  []string
+	Devices string
+	// MemoryBytes is what its own memory layer takes on the host.
+	MemoryBytes int64
+	// Tracking says how changed pages were found (dirty.Strategy).
+	Tracking string
+	// Platform is machine.Platform in JSON: what a restore must find.
+	Platform []byte
+	// LinkMagic begins conversations with the guest's agent: it is in the memory.
+	LinkMagic string
+	// Unconfigured: the guest was not told who it is yet.
+	Unconfigured bool
+	// Verification says whether a restore aside has proven it.
+	Verification Verification
+	// Problem is why that failed, one line.
+	Problem string
+}
+
+// Verification says whether a full checkpoint was restored aside and answered.
+type Verification string
+
+// The states of verification.
+const (
+	Unverified Verification = "unverified"
+	Verified   Verification = "verified"
+	Failed     Verification = "failed"
+)
 
 // Origin is who asked for a checkpoint, where the client said so.
 type Origin struct {

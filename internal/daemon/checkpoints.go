@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
@@ -33,7 +34,10 @@ const factsTimeout = 5 * time.Second
 const maxMessage = 16 << 10
 
 // checkpointAPI serves CheckpointService.
-type checkpointAPI struct{ *Daemon }
+type checkpointAPI struct {
+	*Daemon
+	holdpointv1connect.UnimplementedCheckpointServiceHandler
+}
 
 // Create takes a checkpoint.
 func (d checkpointAPI) Create(ctx context.Context, req *connect.Request[holdpointv1.CreateCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {

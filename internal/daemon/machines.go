@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
@@ -37,7 +38,10 @@ type onMachine interface {
 }
 
 // machineAPI serves MachineService.
-type machineAPI struct{ *Daemon }
+type machineAPI struct {
+	*Daemon
+	holdpointv1connect.UnimplementedMachineServiceHandler
+}
 
 // The phases of run, in the journal.
 const (

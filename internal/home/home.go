@@ -75,7 +75,7 @@ func Open(dir string) (*Home, error) {
 // is there with another owner or for others to enter is DENIED.
 func (h *Home) Create() error {
 	var files *durable.FS
-	for _, dir := range []string{h.dir, h.runtime, filepath.Join(h.runtime, "r"), h.Images(), h.Layers(), h.Machines(), h.Cache(), h.LogDir()} {
+	for _, dir := range []string{h.dir, h.runtime, filepath.Join(h.runtime, "r"), h.Images(), h.Layers(), h.Machines(), h.Runs(), h.Cache(), h.MemoryFiles(), h.LogDir()} {
 		if err := files.MkdirAll(dir); err != nil {
 			return err
 		}
@@ -125,10 +125,22 @@ func (h *Home) Machines() string { return filepath.Join(h.dir, "machines") }
 // Machine is the folder of one machine.
 func (h *Home) Machine(id string) string { return filepath.Join(h.Machines(), id) }
 
-// Run is the folder of one run of a machine.
-func (h *Home) Run(machineID, runID string) string {
-	return filepath.Join(h.Machine(machineID), "runs", runID)
-}
+// Runs has a folder for each run, called by its id. Whose run it is stands in
+// its record: a standby is nobody's yet.
+func (h *Home) Runs() string { return filepath.Join(h.dir, "runs") }
+
+// Run is the folder of one run.
+func (h *Home) Run(runID string) string { return filepath.Join(h.Runs(), runID) }
+
+// MemoryLayer is the final path of a memory layer.
+func (h *Home) MemoryLayer(id string) string { return filepath.Join(h.Layers(), id+".memory") }
+
+// DeviceLayer is the final path of the state of CPUs and devices.
+func (h *Home) DeviceLayer(id string) string { return filepath.Join(h.Layers(), id+".devices") }
+
+// MemoryFiles has the memory of full checkpoints as files that runs map; they
+// can be made again from the layers.
+func (h *Home) MemoryFiles() string { return filepath.Join(h.Cache(), "memory") }
 
 // RunSockets is the folder of one run's sockets.
 func (h *Home) RunSockets(runID string) string { return filepath.Join(h.runtime, "r", runID) }

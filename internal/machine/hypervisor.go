@@ -2,7 +2,12 @@ package machine
 
 import (
 	"context"
+	"io"
 	"net"
+	"os"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/dirty"
 )
 
 // RunConfig is all that a hypervisor needs to begin one run.
@@ -31,6 +36,25 @@ type RunConfig struct {
 	Disk []Layer
 	// Accelerator is "kvm" or "tcg".
 	Accelerator string
+	// Incoming, not nil, is the instant the run continues from; Kernel,
+	// Initramfs and Cmdline are not used then.
+	Incoming *Incoming `json:",omitempty"`
+}
+
+// Incoming is what a full checkpoint keeps of a run besides its disk.
+type Incoming struct {
+	// MemoryFile has the guest's memory, MemoryBytes long. It is mapped
+	// privately by any number of runs, never written, and stays in its place
+	// while one of them lives.
+	MemoryFile string `json:"memory_file"`
+	// DeviceState is what Window wrote.
+	DeviceState string `json:"device_state"`
+	// Checkpoint is the one MemoryFile holds the memory of: the pages a run
+	// has changed are counted since it.
+	Checkpoint string `json:"checkpoint"`
+	// Unconfigured guests were kept before they were told who they are: they
+	// are configured as after a boot. Others are told to continue.
+	Unconfigured bool `json:"unconfigured,omitempty"`
 }
 
 // Layer is one file of a disk chain. No file name inside it is ever followed.
@@ -58,12 +82,16 @@ type Process struct {
 // Whoever launched the process may die: Adopt makes a Run of the same process
 // in another one.
 type Hypervisor interface {
-	// Launch begins a run. On error nothing is left running and no file is
-	// left in cfg.Dir. ctx bounds the launch, not the run.
+	// Launch begins a run: of a boot, or loaded with cfg.Incoming, which fails
+	// with STORAGE when that cannot be loaded. On error nothing is left running
+	// and no file is left in cfg.Dir. ctx bounds the launch, not the run.
 	Launch(ctx context.Context, cfg RunConfig) (Run, error)
 	// Adopt takes over a run whose launcher is gone. NOT_FOUND means that
 	// the process has ended.
 	Adopt(ctx context.Context, cfg RunConfig, p Process) (Run, error)
+	// Platform is what runs of the config are made of, for comparison with
+	// that of a full checkpoint.
+	Platform(ctx context.Context, cfg RunConfig) (Platform, error)
 }
 
 // Coroner is a Hypervisor that can tell how a run ended that nobody watched.
@@ -87,6 +115,15 @@ type Run interface {
 	// the disk; the old top is opened read-only from then on. The run must be
 	// paused. On error the old top is still the writable one.
 	SwitchDisk(ctx context.Context, top Layer) error
+	// Memory looks into the guest's memory. UNSUPPORTED, with the reason, where
+	// the host does not allow it; nothing was changed then. One at a time.
+	Memory(ctx context.Context) (Memory, error)
+	// Window stops the vCPUs, takes the state of CPUs and devices, switches
+	// the disk as SwitchDisk does, and lets the vCPUs go again, all in as little
+	// time as there is. On error, and if w.Pages fails, the vCPUs run as
+	// before, and the disk's top is the old or the new one; booting from either is right.
+	// OUTCOME_UNKNOWN: the process did not say by the deadline whether they do.
+	Window(ctx context.Context, w Window) (WindowTimes, error)
 	// DialLink connects to the agent link; one connection at a time. The
 	// bytes are raw: package link makes a conversation of them.
 	DialLink(ctx context.Context) (net.Conn, error)
@@ -99,6 +136,42 @@ type Run interface {
 	// Close lets go of the run without ending it, so that another process
 	// can adopt it. Not needed after exit.
 	Close() error
+}
+
+// Memory is the guest's memory as seen from outside, and which pages of it
+// were written. Its life is that of dirty.Tracker, whose methods these are.
+type Memory interface {
+	// Strategy says how written pages are found; unless it is Live, Arm and
+	// Scan are only called while the vCPUs stand still.
+	Strategy() dirty.Strategy
+	Arm() (*dirty.Set, error)
+	Scan() (*dirty.Set, error)
+	io.ReaderAt
+	Close() error
+}
+
+// Window is what is done while the vCPUs stand still.
+type Window struct {
+	// State takes the state of CPUs and devices. It is open for writing only,
+	// empty, and the caller's to close.
+	State *os.File
+	// Top is the new writable top, as of SwitchDisk; nil leaves the disk as it is.
+	Top *Layer
+	// Pages is called once the vCPUs stand still and the disk is drained, at
+	// the same time as the rest; the vCPUs go on only after it has returned.
+	Pages func(ctx context.Context) error
+	// StayPaused leaves the vCPUs stopped at the end of a window without error.
+	StayPaused bool
+	// WasPaused: the vCPUs stand still already, and stay so.
+	WasPaused bool
+}
+
+// WindowTimes says where a window's time went. Stop to Resume follow each
+// other but for Pages, which runs beside Devices and Switch.
+type WindowTimes struct {
+	Stop, Devices, Switch, Pages, Resume time.Duration
+	// Downtime is from the request to stop to the end of Resume.
+	Downtime time.Duration
 }
 
 // ExitReason says how a run ended.

@@ -51,7 +51,9 @@ const (
 	Running  State = "running"
 	Paused   State = "paused"
 	Stopped  State = "stopped"
-	Unknown  State = "unknown"
+	// Suspended: no process, but a full checkpoint, its head, to go on from.
+	Suspended State = "suspended"
+	Unknown   State = "unknown"
 )
 
 var namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)

@@ -124,7 +124,7 @@ func (f *Fleet) end(dir string) {
 // run is lost until its monitor is found, which goes on being tried. A run
 // that has ended ends here, too.
 func (f *Fleet) Adopt(ctx context.Context, machineID, runID string) *Run {
-	run := f.newRun(machineID, runID, f.cfg.Home.Run(machineID, runID))
+	run := f.newRun(machineID, runID, f.cfg.Home.Run(runID))
 	f.follow(run, nil)
 	for {
 		run.mu.Lock()
@@ -190,20 +190,12 @@ func (f *Fleet) tell(run *Run) bool {
 // Tidy removes what ended runs of a machine left, memory above all, but for
 // the logs and records of the newest few. keep are the runs that still live.
 func (f *Fleet) Tidy(machineID string, keep ...string) {
-	runs := filepath.Join(f.cfg.Home.Machine(machineID), "runs")
-	entries, err := os.ReadDir(runs)
+	dirs, err := monitor.RunsOf(f.cfg.Home.Runs(), machineID)
 	if err != nil {
 		return
 	}
-	var ended []os.FileInfo
-	for _, entry := range entries {
-		info, err := entry.Info()
-		if err == nil && !slices.Contains(keep, entry.Name()) {
-			ended = append(ended, info)
-		}
-	}
-	for i, info := range newestFirst(ended) {
-		dir := filepath.Join(runs, info.Name())
+	ended := slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(keep, filepath.Base(dir)) })
+	for i, dir := range ended {
 		// A monitor whose run has ended is about to leave, and needs nothing.
 		record, err := monitor.ReadRecord(dir)
 		if over := err == nil && record.Phase == monitor.Exited; !over {
@@ -211,7 +203,7 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 				continue
 			}
 		}
-		f.remove(f.cfg.Home.RunSockets(info.Name()))
+		f.remove(f.cfg.Home.RunSockets(filepath.Base(dir)))
 		if i >= keptRuns {
 			f.remove(dir)
 			continue
@@ -235,10 +227,21 @@ func (f *Fleet) strip(dir string) {
 	}
 }
 
+// Forget removes the folders of all runs of a machine; they have ended.
+func (f *Fleet) Forget(machineID string) {
+	dirs, err := monitor.RunsOf(f.cfg.Home.Runs(), machineID)
+	if err != nil {
+		f.cfg.Log.Warn("look for the runs of a machine that is removed", "machine", machineID, "error", err)
+	}
+	for _, dir := range dirs {
+		f.Discard(filepath.Base(dir))
+	}
+}
+
 // Discard removes the folders of a run that has ended.
-func (f *Fleet) Discard(machineID, runID string) {
+func (f *Fleet) Discard(runID string) {
 	f.remove(f.cfg.Home.RunSockets(runID))
-	f.remove(f.cfg.Home.Run(machineID, runID))
+	f.remove(f.cfg.Home.Run(runID))
 }
 
 func (f *Fleet) remove(dir string) {

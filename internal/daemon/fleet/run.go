@@ -3,12 +3,9 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -340,9 +337,4 @@ func Describe(exit *monitorv1.Exit) string {
 		return exit.GetReason() + ": " + exit.GetMessage()
 	}
 	return exit.GetReason()
-}
-
-func newestFirst(infos []os.FileInfo) []os.FileInfo {
-	slices.SortFunc(infos, func(a, b os.FileInfo) int { return cmp.Compare(b.ModTime().UnixNano(), a.ModTime().UnixNano()) })
-	return infos
 }

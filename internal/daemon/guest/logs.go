@@ -18,6 +18,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -30,7 +31,7 @@ func (s *Service) Logs(ctx context.Context, req *connect.Request[holdpointv1.Gue
 	if err != nil {
 		return wire.Encode(err)
 	}
-	c := &consoles{dir: filepath.Join(s.cfg.Home.Machine(m.ID), "runs"), read: map[string]int64{}, send: func(data []byte) error {
+	c := &consoles{runs: s.cfg.Home.Runs(), machine: m.ID, read: map[string]int64{}, send: func(data []byte) error {
 		return stream.Send(&holdpointv1.GuestLogsResponse{Data: data})
 	}}
 	if n := req.Msg.GetTail(); n > 0 {
@@ -44,9 +45,11 @@ func (s *Service) Logs(ctx context.Context, req *connect.Request[holdpointv1.Gue
 	return wire.Encode(c.follow(ctx))
 }
 
-// consoles reads the console logs of the runs in a folder.
+// consoles reads the console logs of a machine's runs.
 type consoles struct {
-	dir string
+	// runs is the folder of all runs.
+	runs    string
+	machine string
 	// read is how far each log was read.
 	read map[string]int64
 	send func([]byte) error
@@ -54,13 +57,16 @@ type consoles struct {
 
 // files are the console logs, oldest first.
 func (c *consoles) files() ([]string, error) {
-	paths, err := filepath.Glob(filepath.Join(c.dir, "*", "console.log"))
+	dirs, err := monitor.RunsOf(c.runs, c.machine)
 	if err != nil {
-		return nil, fmt.Errorf("list consoles: %w", err)
+		return nil, err
 	}
+	var paths []string
 	modified := map[string]int64{}
-	for _, path := range paths {
+	for _, dir := range dirs {
+		path := filepath.Join(dir, "console.log")
 		if info, err := os.Stat(path); err == nil {
+			paths = append(paths, path)
 			modified[path] = info.ModTime().UnixNano()
 		}
 	}
@@ -136,10 +142,10 @@ func (c *consoles) follow(ctx context.Context) error {
 	defer watcher.Close()
 	for {
 		// A watch that is there already is kept; a folder that went is no loss.
-		_ = watcher.Add(c.dir)
-		runs, err := filepath.Glob(filepath.Join(c.dir, "*"))
+		_ = watcher.Add(c.runs)
+		runs, err := monitor.RunsOf(c.runs, c.machine)
 		if err != nil {
-			return fmt.Errorf("list runs: %w", err)
+			return err
 		}
 		for _, run := range runs {
 			_ = watcher.Add(run)

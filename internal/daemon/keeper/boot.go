@@ -32,7 +32,7 @@ func (k *Keeper) config(ctx context.Context, m catalog.Machine, runID string, ch
 	return monitor.Config{
 		Build: k.cfg.Build,
 		Run: machine.RunConfig{
-			RunID: runID, Dir: k.cfg.Home.Run(m.ID, runID), SocketDir: k.cfg.Home.RunSockets(runID),
+			RunID: runID, Dir: k.cfg.Home.Run(runID), SocketDir: k.cfg.Home.RunSockets(runID),
 			MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
 			Kernel: boot.Kernel, Initramfs: boot.Initramfs,
 			Cmdline: fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic),

@@ -63,7 +63,7 @@ func (s *Source) Boot(ctx context.Context) error {
 func (k *Keeper) Begin(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer) error {
 	run, _, err := k.begin(ctx, m, runID, chain, func() error { return nil })
 	if err != nil {
-		k.fleet.Discard(m.ID, runID)
+		k.fleet.Discard(runID)
 		return err
 	}
 	k.mu.Lock()
@@ -99,7 +99,7 @@ func (k *Keeper) End(ctx context.Context, machineID, runID string) error {
 	if err := run.Kill(ctx); err != nil && !errdefs.Is(err, errdefs.WrongState) {
 		return err
 	}
-	k.fleet.Discard(machineID, runID)
+	k.fleet.Discard(runID)
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (k *Keeper) Drop(ctx context.Context, operationID string, m catalog.Machine
 func (k *Keeper) Forget(machineID string) error {
 	k.fleet.SetCurrent(machineID, nil)
 	k.cfg.Gates.Forget(machineID)
-	k.fleet.Tidy(machineID)
+	k.fleet.Forget(machineID)
 	if err := k.cfg.Files.RemoveAll(k.cfg.Home.Machine(machineID)); err != nil {
 		return errors.Join(errdefs.New(errdefs.Storage, "remove the folder of machine %s", machineID), err)
 	}

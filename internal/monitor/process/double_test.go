@@ -34,7 +34,7 @@ import (
 // outlives the monitor, writes down what is done to it (events.log in the
 // run's folder), and has an agent of its own behind the real agent link. Files
 // in the run's folder make it misbehave.
-type double struct{}
+type double struct{ machine.Hypervisor }
 
 func event(dir, format string, args ...any) {
 	f, err := os.OpenFile(filepath.Join(dir, "events.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -113,6 +113,7 @@ func chain(disk []machine.Layer) string {
 }
 
 type doubleRun struct {
+	machine.Run
 	cfg    machine.RunConfig
 	p      machine.Process
 	fd     int

@@ -118,7 +118,7 @@ func (s *server) keepName(watch *monitor.Watcher) {
 
 func (s *server) handler() *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle(monitorv1connect.NewMonitorServiceHandler(service{s.m}))
+	mux.Handle(monitorv1connect.NewMonitorServiceHandler(service{m: s.m}))
 	mux.Handle("/"+agentv1connect.AgentServiceName+"/", relay.NewProxy(relay.Proxy{Find: s.m.conversation, Gone: s.m.gone}))
 	counted := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.calls.Add(1)

@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
+	"github.com/holdpoint/holdpoint/api/monitor/v1/monitorv1connect"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -17,7 +18,10 @@ import (
 )
 
 // service answers MonitorService.
-type service struct{ m *supervisor }
+type service struct {
+	m *supervisor
+	monitorv1connect.UnimplementedMonitorServiceHandler
+}
 
 // status is what the monitor knows now.
 func (m *supervisor) status() *monitorv1.StatusResponse {

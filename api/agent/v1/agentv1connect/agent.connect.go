@@ -39,6 +39,10 @@ const (
 	AgentServicePingProcedure = "/holdpoint.agent.v1.AgentService/Ping"
 	// AgentServiceConfigureProcedure is the fully-qualified name of the AgentService's Configure RPC.
 	AgentServiceConfigureProcedure = "/holdpoint.agent.v1.AgentService/Configure"
+	// AgentServiceContinueProcedure is the fully-qualified name of the AgentService's Continue RPC.
+	AgentServiceContinueProcedure = "/holdpoint.agent.v1.AgentService/Continue"
+	// AgentServiceStepClockProcedure is the fully-qualified name of the AgentService's StepClock RPC.
+	AgentServiceStepClockProcedure = "/holdpoint.agent.v1.AgentService/StepClock"
 	// AgentServiceExecProcedure is the fully-qualified name of the AgentService's Exec RPC.
 	AgentServiceExecProcedure = "/holdpoint.agent.v1.AgentService/Exec"
 	// AgentServiceListCommandsProcedure is the fully-qualified name of the AgentService's ListCommands
@@ -64,9 +68,19 @@ type AgentServiceClient interface {
 	// on-boot command and accepts commands only afterwards. It is idempotent
 	// within one boot: the second call with the same content changes nothing.
 	Configure(context.Context, *connect.Request[v1.ConfigureRequest]) (*connect.Response[v1.ConfigureResponse], error)
+	// Continue tells a guest that goes on from a full checkpoint who it is now:
+	// it takes the name and id, mixes the entropy into the kernel's pool and
+	// reseeds it, sets the clock, and destroys established TCP sockets to the
+	// outside. What runs in it runs on. It may be repeated.
+	Continue(context.Context, *connect.Request[v1.ContinueRequest]) (*connect.Response[v1.ContinueResponse], error)
+	// StepClock moves the wall clock by a difference, which is right however long
+	// the call takes to arrive. The clock is right afterwards up to the error of the difference.
+	StepClock(context.Context, *connect.Request[v1.StepClockRequest]) (*connect.Response[v1.StepClockResponse], error)
 	// Exec starts a command, or attaches to one that runs. The first message is
 	// start or attach. Closing the stream of a command that is not detached
-	// hangs it up (SIGHUP); a detached one goes on.
+	// hangs it up (SIGHUP); a detached one goes on. A stream that ends because
+	// the whole conversation did (the guest was restored, or the monitor
+	// replaced) hangs up nothing: the command goes on and can be attached to.
 	Exec(context.Context) *connect.BidiStreamForClient[v1.ExecRequest, v1.ExecResponse]
 	// ListCommands lists commands that were started through Exec and run, or
 	// have ended with an exit code nobody has read yet.
@@ -107,6 +121,18 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AgentServiceConfigureProcedure,
 			connect.WithSchema(agentServiceMethods.ByName("Configure")),
+			connect.WithClientOptions(opts...),
+		),
+		_continue: connect.NewClient[v1.ContinueRequest, v1.ContinueResponse](
+			httpClient,
+			baseURL+AgentServiceContinueProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Continue")),
+			connect.WithClientOptions(opts...),
+		),
+		stepClock: connect.NewClient[v1.StepClockRequest, v1.StepClockResponse](
+			httpClient,
+			baseURL+AgentServiceStepClockProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("StepClock")),
 			connect.WithClientOptions(opts...),
 		),
 		exec: connect.NewClient[v1.ExecRequest, v1.ExecResponse](
@@ -158,6 +184,8 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 type agentServiceClient struct {
 	ping         *connect.Client[v1.PingRequest, v1.PingResponse]
 	configure    *connect.Client[v1.ConfigureRequest, v1.ConfigureResponse]
+	_continue    *connect.Client[v1.ContinueRequest, v1.ContinueResponse]
+	stepClock    *connect.Client[v1.StepClockRequest, v1.StepClockResponse]
 	exec         *connect.Client[v1.ExecRequest, v1.ExecResponse]
 	listCommands *connect.Client[v1.ListCommandsRequest, v1.ListCommandsResponse]
 	upload       *connect.Client[v1.UploadRequest, v1.UploadResponse]
@@ -175,6 +203,16 @@ func (c *agentServiceClient) Ping(ctx context.Context, req *connect.Request[v1.P
 // Configure calls holdpoint.agent.v1.AgentService.Configure.
 func (c *agentServiceClient) Configure(ctx context.Context, req *connect.Request[v1.ConfigureRequest]) (*connect.Response[v1.ConfigureResponse], error) {
 	return c.configure.CallUnary(ctx, req)
+}
+
+// Continue calls holdpoint.agent.v1.AgentService.Continue.
+func (c *agentServiceClient) Continue(ctx context.Context, req *connect.Request[v1.ContinueRequest]) (*connect.Response[v1.ContinueResponse], error) {
+	return c._continue.CallUnary(ctx, req)
+}
+
+// StepClock calls holdpoint.agent.v1.AgentService.StepClock.
+func (c *agentServiceClient) StepClock(ctx context.Context, req *connect.Request[v1.StepClockRequest]) (*connect.Response[v1.StepClockResponse], error) {
+	return c.stepClock.CallUnary(ctx, req)
 }
 
 // Exec calls holdpoint.agent.v1.AgentService.Exec.
@@ -220,9 +258,19 @@ type AgentServiceHandler interface {
 	// on-boot command and accepts commands only afterwards. It is idempotent
 	// within one boot: the second call with the same content changes nothing.
 	Configure(context.Context, *connect.Request[v1.ConfigureRequest]) (*connect.Response[v1.ConfigureResponse], error)
+	// Continue tells a guest that goes on from a full checkpoint who it is now:
+	// it takes the name and id, mixes the entropy into the kernel's pool and
+	// reseeds it, sets the clock, and destroys established TCP sockets to the
+	// outside. What runs in it runs on. It may be repeated.
+	Continue(context.Context, *connect.Request[v1.ContinueRequest]) (*connect.Response[v1.ContinueResponse], error)
+	// StepClock moves the wall clock by a difference, which is right however long
+	// the call takes to arrive. The clock is right afterwards up to the error of the difference.
+	StepClock(context.Context, *connect.Request[v1.StepClockRequest]) (*connect.Response[v1.StepClockResponse], error)
 	// Exec starts a command, or attaches to one that runs. The first message is
 	// start or attach. Closing the stream of a command that is not detached
-	// hangs it up (SIGHUP); a detached one goes on.
+	// hangs it up (SIGHUP); a detached one goes on. A stream that ends because
+	// the whole conversation did (the guest was restored, or the monitor
+	// replaced) hangs up nothing: the command goes on and can be attached to.
 	Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error
 	// ListCommands lists commands that were started through Exec and run, or
 	// have ended with an exit code nobody has read yet.
@@ -259,6 +307,18 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		AgentServiceConfigureProcedure,
 		svc.Configure,
 		connect.WithSchema(agentServiceMethods.ByName("Configure")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceContinueHandler := connect.NewUnaryHandler(
+		AgentServiceContinueProcedure,
+		svc.Continue,
+		connect.WithSchema(agentServiceMethods.ByName("Continue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceStepClockHandler := connect.NewUnaryHandler(
+		AgentServiceStepClockProcedure,
+		svc.StepClock,
+		connect.WithSchema(agentServiceMethods.ByName("StepClock")),
 		connect.WithHandlerOptions(opts...),
 	)
 	agentServiceExecHandler := connect.NewBidiStreamHandler(
@@ -309,6 +369,10 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServicePingHandler.ServeHTTP(w, r)
 		case AgentServiceConfigureProcedure:
 			agentServiceConfigureHandler.ServeHTTP(w, r)
+		case AgentServiceContinueProcedure:
+			agentServiceContinueHandler.ServeHTTP(w, r)
+		case AgentServiceStepClockProcedure:
+			agentServiceStepClockHandler.ServeHTTP(w, r)
 		case AgentServiceExecProcedure:
 			agentServiceExecHandler.ServeHTTP(w, r)
 		case AgentServiceListCommandsProcedure:
@@ -338,6 +402,14 @@ func (UnimplementedAgentServiceHandler) Ping(context.Context, *connect.Request[v
 
 func (UnimplementedAgentServiceHandler) Configure(context.Context, *connect.Request[v1.ConfigureRequest]) (*connect.Response[v1.ConfigureResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.Configure is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Continue(context.Context, *connect.Request[v1.ContinueRequest]) (*connect.Response[v1.ContinueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.Continue is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) StepClock(context.Context, *connect.Request[v1.StepClockRequest]) (*connect.Response[v1.StepClockResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.StepClock is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Exec(context.Context, *connect.BidiStream[v1.ExecRequest, v1.ExecResponse]) error {

@@ -83,6 +83,10 @@ const (
 	MachineServiceResumeProcedure = "/holdpoint.v1.MachineService/Resume"
 	// MachineServiceRemoveProcedure is the fully-qualified name of the MachineService's Remove RPC.
 	MachineServiceRemoveProcedure = "/holdpoint.v1.MachineService/Remove"
+	// MachineServiceSuspendProcedure is the fully-qualified name of the MachineService's Suspend RPC.
+	MachineServiceSuspendProcedure = "/holdpoint.v1.MachineService/Suspend"
+	// MachineServiceForkProcedure is the fully-qualified name of the MachineService's Fork RPC.
+	MachineServiceForkProcedure = "/holdpoint.v1.MachineService/Fork"
 	// MachineServiceRestoreProcedure is the fully-qualified name of the MachineService's Restore RPC.
 	MachineServiceRestoreProcedure = "/holdpoint.v1.MachineService/Restore"
 	// MachineServicePlanRestoreProcedure is the fully-qualified name of the MachineService's
@@ -113,6 +117,12 @@ const (
 	// CheckpointServiceRemoveProcedure is the fully-qualified name of the CheckpointService's Remove
 	// RPC.
 	CheckpointServiceRemoveProcedure = "/holdpoint.v1.CheckpointService/Remove"
+	// CheckpointServiceVerifyProcedure is the fully-qualified name of the CheckpointService's Verify
+	// RPC.
+	CheckpointServiceVerifyProcedure = "/holdpoint.v1.CheckpointService/Verify"
+	// CheckpointServiceSetPoolProcedure is the fully-qualified name of the CheckpointService's SetPool
+	// RPC.
+	CheckpointServiceSetPoolProcedure = "/holdpoint.v1.CheckpointService/SetPool"
 	// RouteServiceExposeProcedure is the fully-qualified name of the RouteService's Expose RPC.
 	RouteServiceExposeProcedure = "/holdpoint.v1.RouteService/Expose"
 	// RouteServiceUnexposeProcedure is the fully-qualified name of the RouteService's Unexpose RPC.
@@ -407,7 +417,9 @@ func (UnimplementedImageServiceHandler) Remove(context.Context, *connect.Request
 
 // MachineServiceClient is a client for the holdpoint.v1.MachineService service.
 type MachineServiceClient interface {
-	// Run creates a machine and boots it; the operation is done when the guest answers.
+	// Run creates a machine and boots it, or continues from the image's booted
+	// checkpoint, which is the same to the guest; the operation is done when the
+	// guest answers.
 	Run(context.Context, *connect.Request[v1.RunMachineRequest]) (*connect.Response[v1.Operation], error)
 	List(context.Context, *connect.Request[v1.ListMachinesRequest]) (*connect.Response[v1.ListMachinesResponse], error)
 	Get(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.Machine], error)
@@ -416,7 +428,13 @@ type MachineServiceClient interface {
 	Pause(context.Context, *connect.Request[v1.PauseMachineRequest]) (*connect.Response[v1.Operation], error)
 	Resume(context.Context, *connect.Request[v1.ResumeMachineRequest]) (*connect.Response[v1.Operation], error)
 	Remove(context.Context, *connect.Request[v1.RemoveMachineRequest]) (*connect.Response[v1.Operation], error)
-	// Restore puts the machine's disk back to a checkpoint.
+	// Suspend takes a full checkpoint and ends the machine's process; Resume goes
+	// on from it. A suspended machine's answer is its head again.
+	Suspend(context.Context, *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error)
+	// Fork makes new machines from a checkpoint: of a full one they continue, of
+	// a disk one they boot. Each can fail alone.
+	Fork(context.Context, *connect.Request[v1.ForkRequest]) (*connect.Response[v1.Operation], error)
+	// Restore puts the machine's disk, or the whole machine, back to a checkpoint.
 	Restore(context.Context, *connect.Request[v1.RestoreMachineRequest]) (*connect.Response[v1.Operation], error)
 	// PlanRestore says what Restore would do, and does nothing.
 	PlanRestore(context.Context, *connect.Request[v1.RestoreMachineRequest]) (*connect.Response[v1.RestorePlan], error)
@@ -481,6 +499,18 @@ func NewMachineServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(machineServiceMethods.ByName("Remove")),
 			connect.WithClientOptions(opts...),
 		),
+		suspend: connect.NewClient[v1.SuspendMachineRequest, v1.Operation](
+			httpClient,
+			baseURL+MachineServiceSuspendProcedure,
+			connect.WithSchema(machineServiceMethods.ByName("Suspend")),
+			connect.WithClientOptions(opts...),
+		),
+		fork: connect.NewClient[v1.ForkRequest, v1.Operation](
+			httpClient,
+			baseURL+MachineServiceForkProcedure,
+			connect.WithSchema(machineServiceMethods.ByName("Fork")),
+			connect.WithClientOptions(opts...),
+		),
 		restore: connect.NewClient[v1.RestoreMachineRequest, v1.Operation](
 			httpClient,
 			baseURL+MachineServiceRestoreProcedure,
@@ -506,6 +536,8 @@ type machineServiceClient struct {
 	pause       *connect.Client[v1.PauseMachineRequest, v1.Operation]
 	resume      *connect.Client[v1.ResumeMachineRequest, v1.Operation]
 	remove      *connect.Client[v1.RemoveMachineRequest, v1.Operation]
+	suspend     *connect.Client[v1.SuspendMachineRequest, v1.Operation]
+	fork        *connect.Client[v1.ForkRequest, v1.Operation]
 	restore     *connect.Client[v1.RestoreMachineRequest, v1.Operation]
 	planRestore *connect.Client[v1.RestoreMachineRequest, v1.RestorePlan]
 }
@@ -550,6 +582,16 @@ func (c *machineServiceClient) Remove(ctx context.Context, req *connect.Request[
 	return c.remove.CallUnary(ctx, req)
 }
 
+// Suspend calls holdpoint.v1.MachineService.Suspend.
+func (c *machineServiceClient) Suspend(ctx context.Context, req *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error) {
+	return c.suspend.CallUnary(ctx, req)
+}
+
+// Fork calls holdpoint.v1.MachineService.Fork.
+func (c *machineServiceClient) Fork(ctx context.Context, req *connect.Request[v1.ForkRequest]) (*connect.Response[v1.Operation], error) {
+	return c.fork.CallUnary(ctx, req)
+}
+
 // Restore calls holdpoint.v1.MachineService.Restore.
 func (c *machineServiceClient) Restore(ctx context.Context, req *connect.Request[v1.RestoreMachineRequest]) (*connect.Response[v1.Operation], error) {
 	return c.restore.CallUnary(ctx, req)
@@ -562,7 +604,9 @@ func (c *machineServiceClient) PlanRestore(ctx context.Context, req *connect.Req
 
 // MachineServiceHandler is an implementation of the holdpoint.v1.MachineService service.
 type MachineServiceHandler interface {
-	// Run creates a machine and boots it; the operation is done when the guest answers.
+	// Run creates a machine and boots it, or continues from the image's booted
+	// checkpoint, which is the same to the guest; the operation is done when the
+	// guest answers.
 	Run(context.Context, *connect.Request[v1.RunMachineRequest]) (*connect.Response[v1.Operation], error)
 	List(context.Context, *connect.Request[v1.ListMachinesRequest]) (*connect.Response[v1.ListMachinesResponse], error)
 	Get(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.Machine], error)
@@ -571,7 +615,13 @@ type MachineServiceHandler interface {
 	Pause(context.Context, *connect.Request[v1.PauseMachineRequest]) (*connect.Response[v1.Operation], error)
 	Resume(context.Context, *connect.Request[v1.ResumeMachineRequest]) (*connect.Response[v1.Operation], error)
 	Remove(context.Context, *connect.Request[v1.RemoveMachineRequest]) (*connect.Response[v1.Operation], error)
-	// Restore puts the machine's disk back to a checkpoint.
+	// Suspend takes a full checkpoint and ends the machine's process; Resume goes
+	// on from it. A suspended machine's answer is its head again.
+	Suspend(context.Context, *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error)
+	// Fork makes new machines from a checkpoint: of a full one they continue, of
+	// a disk one they boot. Each can fail alone.
+	Fork(context.Context, *connect.Request[v1.ForkRequest]) (*connect.Response[v1.Operation], error)
+	// Restore puts the machine's disk, or the whole machine, back to a checkpoint.
 	Restore(context.Context, *connect.Request[v1.RestoreMachineRequest]) (*connect.Response[v1.Operation], error)
 	// PlanRestore says what Restore would do, and does nothing.
 	PlanRestore(context.Context, *connect.Request[v1.RestoreMachineRequest]) (*connect.Response[v1.RestorePlan], error)
@@ -632,6 +682,18 @@ func NewMachineServiceHandler(svc MachineServiceHandler, opts ...connect.Handler
 		connect.WithSchema(machineServiceMethods.ByName("Remove")),
 		connect.WithHandlerOptions(opts...),
 	)
+	machineServiceSuspendHandler := connect.NewUnaryHandler(
+		MachineServiceSuspendProcedure,
+		svc.Suspend,
+		connect.WithSchema(machineServiceMethods.ByName("Suspend")),
+		connect.WithHandlerOptions(opts...),
+	)
+	machineServiceForkHandler := connect.NewUnaryHandler(
+		MachineServiceForkProcedure,
+		svc.Fork,
+		connect.WithSchema(machineServiceMethods.ByName("Fork")),
+		connect.WithHandlerOptions(opts...),
+	)
 	machineServiceRestoreHandler := connect.NewUnaryHandler(
 		MachineServiceRestoreProcedure,
 		svc.Restore,
@@ -662,6 +724,10 @@ func NewMachineServiceHandler(svc MachineServiceHandler, opts ...connect.Handler
 			machineServiceResumeHandler.ServeHTTP(w, r)
 		case MachineServiceRemoveProcedure:
 			machineServiceRemoveHandler.ServeHTTP(w, r)
+		case MachineServiceSuspendProcedure:
+			machineServiceSuspendHandler.ServeHTTP(w, r)
+		case MachineServiceForkProcedure:
+			machineServiceForkHandler.ServeHTTP(w, r)
 		case MachineServiceRestoreProcedure:
 			machineServiceRestoreHandler.ServeHTTP(w, r)
 		case MachineServicePlanRestoreProcedure:
@@ -705,6 +771,14 @@ func (UnimplementedMachineServiceHandler) Resume(context.Context, *connect.Reque
 
 func (UnimplementedMachineServiceHandler) Remove(context.Context, *connect.Request[v1.RemoveMachineRequest]) (*connect.Response[v1.Operation], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Remove is not implemented"))
+}
+
+func (UnimplementedMachineServiceHandler) Suspend(context.Context, *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Suspend is not implemented"))
+}
+
+func (UnimplementedMachineServiceHandler) Fork(context.Context, *connect.Request[v1.ForkRequest]) (*connect.Response[v1.Operation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Fork is not implemented"))
 }
 
 func (UnimplementedMachineServiceHandler) Restore(context.Context, *connect.Request[v1.RestoreMachineRequest]) (*connect.Response[v1.Operation], error) {
@@ -955,6 +1029,12 @@ type CheckpointServiceClient interface {
 	Get(context.Context, *connect.Request[v1.GetCheckpointRequest]) (*connect.Response[v1.Checkpoint], error)
 	// Remove forgets the record.
 	Remove(context.Context, *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.Operation], error)
+	// Verify proves that a checkpoint can be restored: every digest, and of a
+	// full one a restore aside that answers.
+	Verify(context.Context, *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.Operation], error)
+	// SetPool keeps a number of standbys of a full checkpoint ready, which have
+	// never run; a fork or restore of it takes one. The operation is done when they are.
+	SetPool(context.Context, *connect.Request[v1.SetPoolRequest]) (*connect.Response[v1.Operation], error)
 }
 
 // NewCheckpointServiceClient constructs a client for the holdpoint.v1.CheckpointService service. By
@@ -992,15 +1072,29 @@ func NewCheckpointServiceClient(httpClient connect.HTTPClient, baseURL string, o
 			connect.WithSchema(checkpointServiceMethods.ByName("Remove")),
 			connect.WithClientOptions(opts...),
 		),
+		verify: connect.NewClient[v1.VerifyCheckpointRequest, v1.Operation](
+			httpClient,
+			baseURL+CheckpointServiceVerifyProcedure,
+			connect.WithSchema(checkpointServiceMethods.ByName("Verify")),
+			connect.WithClientOptions(opts...),
+		),
+		setPool: connect.NewClient[v1.SetPoolRequest, v1.Operation](
+			httpClient,
+			baseURL+CheckpointServiceSetPoolProcedure,
+			connect.WithSchema(checkpointServiceMethods.ByName("SetPool")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // checkpointServiceClient implements CheckpointServiceClient.
 type checkpointServiceClient struct {
-	create *connect.Client[v1.CreateCheckpointRequest, v1.Operation]
-	list   *connect.Client[v1.ListCheckpointsRequest, v1.ListCheckpointsResponse]
-	get    *connect.Client[v1.GetCheckpointRequest, v1.Checkpoint]
-	remove *connect.Client[v1.RemoveCheckpointRequest, v1.Operation]
+	create  *connect.Client[v1.CreateCheckpointRequest, v1.Operation]
+	list    *connect.Client[v1.ListCheckpointsRequest, v1.ListCheckpointsResponse]
+	get     *connect.Client[v1.GetCheckpointRequest, v1.Checkpoint]
+	remove  *connect.Client[v1.RemoveCheckpointRequest, v1.Operation]
+	verify  *connect.Client[v1.VerifyCheckpointRequest, v1.Operation]
+	setPool *connect.Client[v1.SetPoolRequest, v1.Operation]
 }
 
 // Create calls holdpoint.v1.CheckpointService.Create.
@@ -1023,6 +1117,16 @@ func (c *checkpointServiceClient) Remove(ctx context.Context, req *connect.Reque
 	return c.remove.CallUnary(ctx, req)
 }
 
+// Verify calls holdpoint.v1.CheckpointService.Verify.
+func (c *checkpointServiceClient) Verify(ctx context.Context, req *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.Operation], error) {
+	return c.verify.CallUnary(ctx, req)
+}
+
+// SetPool calls holdpoint.v1.CheckpointService.SetPool.
+func (c *checkpointServiceClient) SetPool(ctx context.Context, req *connect.Request[v1.SetPoolRequest]) (*connect.Response[v1.Operation], error) {
+	return c.setPool.CallUnary(ctx, req)
+}
+
 // CheckpointServiceHandler is an implementation of the holdpoint.v1.CheckpointService service.
 type CheckpointServiceHandler interface {
 	Create(context.Context, *connect.Request[v1.CreateCheckpointRequest]) (*connect.Response[v1.Operation], error)
@@ -1031,6 +1135,12 @@ type CheckpointServiceHandler interface {
 	Get(context.Context, *connect.Request[v1.GetCheckpointRequest]) (*connect.Response[v1.Checkpoint], error)
 	// Remove forgets the record.
 	Remove(context.Context, *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.Operation], error)
+	// Verify proves that a checkpoint can be restored: every digest, and of a
+	// full one a restore aside that answers.
+	Verify(context.Context, *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.Operation], error)
+	// SetPool keeps a number of standbys of a full checkpoint ready, which have
+	// never run; a fork or restore of it takes one. The operation is done when they are.
+	SetPool(context.Context, *connect.Request[v1.SetPoolRequest]) (*connect.Response[v1.Operation], error)
 }
 
 // NewCheckpointServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -1064,6 +1174,18 @@ func NewCheckpointServiceHandler(svc CheckpointServiceHandler, opts ...connect.H
 		connect.WithSchema(checkpointServiceMethods.ByName("Remove")),
 		connect.WithHandlerOptions(opts...),
 	)
+	checkpointServiceVerifyHandler := connect.NewUnaryHandler(
+		CheckpointServiceVerifyProcedure,
+		svc.Verify,
+		connect.WithSchema(checkpointServiceMethods.ByName("Verify")),
+		connect.WithHandlerOptions(opts...),
+	)
+	checkpointServiceSetPoolHandler := connect.NewUnaryHandler(
+		CheckpointServiceSetPoolProcedure,
+		svc.SetPool,
+		connect.WithSchema(checkpointServiceMethods.ByName("SetPool")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/holdpoint.v1.CheckpointService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case CheckpointServiceCreateProcedure:
@@ -1074,6 +1196,10 @@ func NewCheckpointServiceHandler(svc CheckpointServiceHandler, opts ...connect.H
 			checkpointServiceGetHandler.ServeHTTP(w, r)
 		case CheckpointServiceRemoveProcedure:
 			checkpointServiceRemoveHandler.ServeHTTP(w, r)
+		case CheckpointServiceVerifyProcedure:
+			checkpointServiceVerifyHandler.ServeHTTP(w, r)
+		case CheckpointServiceSetPoolProcedure:
+			checkpointServiceSetPoolHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1097,6 +1223,14 @@ func (UnimplementedCheckpointServiceHandler) Get(context.Context, *connect.Reque
 
 func (UnimplementedCheckpointServiceHandler) Remove(context.Context, *connect.Request[v1.RemoveCheckpointRequest]) (*connect.Response[v1.Operation], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.CheckpointService.Remove is not implemented"))
+}
+
+func (UnimplementedCheckpointServiceHandler) Verify(context.Context, *connect.Request[v1.VerifyCheckpointRequest]) (*connect.Response[v1.Operation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.CheckpointService.Verify is not implemented"))
+}
+
+func (UnimplementedCheckpointServiceHandler) SetPool(context.Context, *connect.Request[v1.SetPoolRequest]) (*connect.Response[v1.Operation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.CheckpointService.SetPool is not implemented"))
 }
 
 // RouteServiceClient is a client for the holdpoint.v1.RouteService service.

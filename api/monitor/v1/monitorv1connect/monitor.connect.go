@@ -52,6 +52,13 @@ const (
 	// MonitorServiceSwitchDiskProcedure is the fully-qualified name of the MonitorService's SwitchDisk
 	// RPC.
 	MonitorServiceSwitchDiskProcedure = "/holdpoint.monitor.v1.MonitorService/SwitchDisk"
+	// MonitorServiceCaptureProcedure is the fully-qualified name of the MonitorService's Capture RPC.
+	MonitorServiceCaptureProcedure = "/holdpoint.monitor.v1.MonitorService/Capture"
+	// MonitorServiceSettleCaptureProcedure is the fully-qualified name of the MonitorService's
+	// SettleCapture RPC.
+	MonitorServiceSettleCaptureProcedure = "/holdpoint.monitor.v1.MonitorService/SettleCapture"
+	// MonitorServiceActivateProcedure is the fully-qualified name of the MonitorService's Activate RPC.
+	MonitorServiceActivateProcedure = "/holdpoint.monitor.v1.MonitorService/Activate"
 )
 
 // MonitorServiceClient is a client for the holdpoint.monitor.v1.MonitorService service.
@@ -71,6 +78,21 @@ type MonitorServiceClient interface {
 	// SwitchDisk makes an overlay that exists already the writable top of the
 	// disk, and lets go of the old top for writing. The run must be paused.
 	SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error)
+	// Capture copies the guest's memory while it runs, opens a window, and takes
+	// in it the last changed pages, the state of CPUs and devices, and the disk.
+	// The files are in the folder asked for, not synced. Until SettleCapture has
+	// said what became of it no other capture begins. The same request again
+	// gives the same answer. On error the run goes on as before, nothing is left
+	// in the folder, and the disk's top is the old or the new one.
+	Capture(context.Context, *connect.Request[v1.CaptureRequest]) (*connect.Response[v1.CaptureResponse], error)
+	// SettleCapture says whether a capture was published; it is allowed for one
+	// that this monitor knows nothing of. Of a capture that kept the run paused it
+	// also says how the run goes on.
+	SettleCapture(context.Context, *connect.Request[v1.SettleCaptureRequest]) (*connect.Response[v1.SettleCaptureResponse], error)
+	// Activate tells a run that waits (a standby, or a boot that is captured
+	// before it is configured) who it is, and lets it go. It is recorded: a
+	// second one with the same content changes nothing, another is refused.
+	Activate(context.Context, *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error)
 }
 
 // NewMonitorServiceClient constructs a client for the holdpoint.monitor.v1.MonitorService service.
@@ -126,18 +148,39 @@ func NewMonitorServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(monitorServiceMethods.ByName("SwitchDisk")),
 			connect.WithClientOptions(opts...),
 		),
+		capture: connect.NewClient[v1.CaptureRequest, v1.CaptureResponse](
+			httpClient,
+			baseURL+MonitorServiceCaptureProcedure,
+			connect.WithSchema(monitorServiceMethods.ByName("Capture")),
+			connect.WithClientOptions(opts...),
+		),
+		settleCapture: connect.NewClient[v1.SettleCaptureRequest, v1.SettleCaptureResponse](
+			httpClient,
+			baseURL+MonitorServiceSettleCaptureProcedure,
+			connect.WithSchema(monitorServiceMethods.ByName("SettleCapture")),
+			connect.WithClientOptions(opts...),
+		),
+		activate: connect.NewClient[v1.ActivateRequest, v1.ActivateResponse](
+			httpClient,
+			baseURL+MonitorServiceActivateProcedure,
+			connect.WithSchema(monitorServiceMethods.ByName("Activate")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // monitorServiceClient implements MonitorServiceClient.
 type monitorServiceClient struct {
-	status     *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	watch      *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	pause      *connect.Client[v1.PauseRequest, v1.PauseResponse]
-	resume     *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
-	shutdown   *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
-	kill       *connect.Client[v1.KillRequest, v1.KillResponse]
-	switchDisk *connect.Client[v1.SwitchDiskRequest, v1.SwitchDiskResponse]
+	status        *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	watch         *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	pause         *connect.Client[v1.PauseRequest, v1.PauseResponse]
+	resume        *connect.Client[v1.ResumeRequest, v1.ResumeResponse]
+	shutdown      *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
+	kill          *connect.Client[v1.KillRequest, v1.KillResponse]
+	switchDisk    *connect.Client[v1.SwitchDiskRequest, v1.SwitchDiskResponse]
+	capture       *connect.Client[v1.CaptureRequest, v1.CaptureResponse]
+	settleCapture *connect.Client[v1.SettleCaptureRequest, v1.SettleCaptureResponse]
+	activate      *connect.Client[v1.ActivateRequest, v1.ActivateResponse]
 }
 
 // Status calls holdpoint.monitor.v1.MonitorService.Status.
@@ -175,6 +218,21 @@ func (c *monitorServiceClient) SwitchDisk(ctx context.Context, req *connect.Requ
 	return c.switchDisk.CallUnary(ctx, req)
 }
 
+// Capture calls holdpoint.monitor.v1.MonitorService.Capture.
+func (c *monitorServiceClient) Capture(ctx context.Context, req *connect.Request[v1.CaptureRequest]) (*connect.Response[v1.CaptureResponse], error) {
+	return c.capture.CallUnary(ctx, req)
+}
+
+// SettleCapture calls holdpoint.monitor.v1.MonitorService.SettleCapture.
+func (c *monitorServiceClient) SettleCapture(ctx context.Context, req *connect.Request[v1.SettleCaptureRequest]) (*connect.Response[v1.SettleCaptureResponse], error) {
+	return c.settleCapture.CallUnary(ctx, req)
+}
+
+// Activate calls holdpoint.monitor.v1.MonitorService.Activate.
+func (c *monitorServiceClient) Activate(ctx context.Context, req *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error) {
+	return c.activate.CallUnary(ctx, req)
+}
+
 // MonitorServiceHandler is an implementation of the holdpoint.monitor.v1.MonitorService service.
 type MonitorServiceHandler interface {
 	// Status answers at once with what the monitor knows.
@@ -192,6 +250,21 @@ type MonitorServiceHandler interface {
 	// SwitchDisk makes an overlay that exists already the writable top of the
 	// disk, and lets go of the old top for writing. The run must be paused.
 	SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error)
+	// Capture copies the guest's memory while it runs, opens a window, and takes
+	// in it the last changed pages, the state of CPUs and devices, and the disk.
+	// The files are in the folder asked for, not synced. Until SettleCapture has
+	// said what became of it no other capture begins. The same request again
+	// gives the same answer. On error the run goes on as before, nothing is left
+	// in the folder, and the disk's top is the old or the new one.
+	Capture(context.Context, *connect.Request[v1.CaptureRequest]) (*connect.Response[v1.CaptureResponse], error)
+	// SettleCapture says whether a capture was published; it is allowed for one
+	// that this monitor knows nothing of. Of a capture that kept the run paused it
+	// also says how the run goes on.
+	SettleCapture(context.Context, *connect.Request[v1.SettleCaptureRequest]) (*connect.Response[v1.SettleCaptureResponse], error)
+	// Activate tells a run that waits (a standby, or a boot that is captured
+	// before it is configured) who it is, and lets it go. It is recorded: a
+	// second one with the same content changes nothing, another is refused.
+	Activate(context.Context, *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error)
 }
 
 // NewMonitorServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -243,6 +316,24 @@ func NewMonitorServiceHandler(svc MonitorServiceHandler, opts ...connect.Handler
 		connect.WithSchema(monitorServiceMethods.ByName("SwitchDisk")),
 		connect.WithHandlerOptions(opts...),
 	)
+	monitorServiceCaptureHandler := connect.NewUnaryHandler(
+		MonitorServiceCaptureProcedure,
+		svc.Capture,
+		connect.WithSchema(monitorServiceMethods.ByName("Capture")),
+		connect.WithHandlerOptions(opts...),
+	)
+	monitorServiceSettleCaptureHandler := connect.NewUnaryHandler(
+		MonitorServiceSettleCaptureProcedure,
+		svc.SettleCapture,
+		connect.WithSchema(monitorServiceMethods.ByName("SettleCapture")),
+		connect.WithHandlerOptions(opts...),
+	)
+	monitorServiceActivateHandler := connect.NewUnaryHandler(
+		MonitorServiceActivateProcedure,
+		svc.Activate,
+		connect.WithSchema(monitorServiceMethods.ByName("Activate")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/holdpoint.monitor.v1.MonitorService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MonitorServiceStatusProcedure:
@@ -259,6 +350,12 @@ func NewMonitorServiceHandler(svc MonitorServiceHandler, opts ...connect.Handler
 			monitorServiceKillHandler.ServeHTTP(w, r)
 		case MonitorServiceSwitchDiskProcedure:
 			monitorServiceSwitchDiskHandler.ServeHTTP(w, r)
+		case MonitorServiceCaptureProcedure:
+			monitorServiceCaptureHandler.ServeHTTP(w, r)
+		case MonitorServiceSettleCaptureProcedure:
+			monitorServiceSettleCaptureHandler.ServeHTTP(w, r)
+		case MonitorServiceActivateProcedure:
+			monitorServiceActivateHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -294,4 +391,16 @@ func (UnimplementedMonitorServiceHandler) Kill(context.Context, *connect.Request
 
 func (UnimplementedMonitorServiceHandler) SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.SwitchDisk is not implemented"))
+}
+
+func (UnimplementedMonitorServiceHandler) Capture(context.Context, *connect.Request[v1.CaptureRequest]) (*connect.Response[v1.CaptureResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.Capture is not implemented"))
+}
+
+func (UnimplementedMonitorServiceHandler) SettleCapture(context.Context, *connect.Request[v1.SettleCaptureRequest]) (*connect.Response[v1.SettleCaptureResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.SettleCapture is not implemented"))
+}
+
+func (UnimplementedMonitorServiceHandler) Activate(context.Context, *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.Activate is not implemented"))
 }
