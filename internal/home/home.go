@@ -75,7 +75,7 @@ func Open(dir string) (*Home, error) {
 // is there with another owner or for others to enter is DENIED.
 func (h *Home) Create() error {
 	var files *durable.FS
-	for _, dir := range []string{h.dir, h.runtime, filepath.Join(h.runtime, "r"), h.Images(), h.Layers(), h.Machines(), h.Runs(), h.Cache(), h.MemoryFiles(), h.LogDir()} {
+	for _, dir := range []string{h.dir, h.runtime, filepath.Join(h.runtime, "r"), h.Images(), h.Layers(), h.Runs(), h.Cache(), h.MemoryFiles(), h.LogDir()} {
 		if err := files.MkdirAll(dir); err != nil {
 			return err
 		}
@@ -118,12 +118,6 @@ func (h *Home) Layer(id string) string { return filepath.Join(h.Layers(), id+".q
 
 // Cache is for what can be made again.
 func (h *Home) Cache() string { return filepath.Join(h.dir, "cache") }
-
-// Machines has a folder for each machine, called by its id.
-func (h *Home) Machines() string { return filepath.Join(h.dir, "machines") }
-
-// Machine is the folder of one machine.
-func (h *Home) Machine(id string) string { return filepath.Join(h.Machines(), id) }
 
 // Runs has a folder for each run, called by its id. Whose run it is stands in
 // its record: a standby is nobody's yet.

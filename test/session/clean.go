@@ -14,6 +14,7 @@ import (
 	_ "modernc.org/sqlite" // the catalog is read behind the daemon's back
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 )
 
 func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
@@ -26,7 +27,7 @@ func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
 //   - an operation that has not ended, a lease, a displaced disk;
 //   - a layer on the disk that the catalog does not know, or the other way
 //     round, or that nothing refers to;
-//   - a machine's folder without a machine, or a socket folder without a run;
+//   - a run's folder without a machine, or a socket folder without a run;
 //   - a machine that is still being made, or whose processes are not as many as
 //     its state says;
 //   - an image's folder that the catalog does not know.
@@ -88,16 +89,35 @@ func (s *Session) checkCatalog() error {
 		}
 	}
 	for folder, text := range map[string]string{
-		"layers":   `SELECT substr(path, length('layers/') + 1) FROM layers`,
-		"machines": `SELECT id FROM machines`,
-		"images":   `SELECT build_id FROM images`,
-		"run/r":    `SELECT run_id FROM machines WHERE state IN ('running', 'paused')`,
+		"layers": `SELECT substr(path, length('layers/') + 1) FROM layers`,
+		"images": `SELECT build_id FROM images`,
+		"run/r":  `SELECT run_id FROM machines WHERE state IN ('running', 'paused')`,
 	} {
 		want, err := query(db, text)
 		if err != nil {
 			return fmt.Errorf("list %s: %w", folder, err)
 		}
 		wrong = append(wrong, sameNames(filepath.Join(s.Home, folder), want))
+	}
+	owners, err := query(db, `SELECT id FROM machines`)
+	if err != nil {
+		return err
+	}
+	return errors.Join(append(wrong, s.checkRuns(owners))...)
+}
+
+// checkRuns finds the folders of runs that are no machine's.
+func (s *Session) checkRuns(owners []string) error {
+	records, err := filepath.Glob(filepath.Join(s.Home, "runs", "*", "config.json"))
+	if err != nil {
+		return err
+	}
+	var wrong []error
+	for _, config := range records {
+		run, err := monitor.ReadRecord(filepath.Dir(config))
+		if err == nil && !slices.Contains(owners, run.MachineID) {
+			wrong = append(wrong, fmt.Errorf("run %s is of machine %s, which is no more", filepath.Dir(config), run.MachineID))
+		}
 	}
 	return errors.Join(wrong...)
 }

@@ -143,9 +143,10 @@ func (c *consoles) follow(ctx context.Context) error {
 	for {
 		// A watch that is there already is kept; a folder that went is no loss.
 		_ = watcher.Add(c.runs)
-		runs, err := monitor.RunsOf(c.runs, c.machine)
+		// All of them: whose a new one is, its config says in a moment.
+		runs, err := filepath.Glob(filepath.Join(c.runs, "*"))
 		if err != nil {
-			return err
+			return fmt.Errorf("list runs: %w", err)
 		}
 		for _, run := range runs {
 			_ = watcher.Add(run)

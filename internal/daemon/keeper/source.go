@@ -4,7 +4,6 @@ package keeper
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -114,19 +113,16 @@ func (k *Keeper) Drop(ctx context.Context, operationID string, m catalog.Machine
 	if err := k.cfg.Catalog.RemoveMachine(ctx, m.ID, operationID); err != nil {
 		return err
 	}
-	return k.Forget(m.ID)
+	k.Forget(m.ID)
+	return nil
 }
 
 // Forget drops what is kept of a machine that is no more: its gate, and the
 // folders of its runs.
-func (k *Keeper) Forget(machineID string) error {
+func (k *Keeper) Forget(machineID string) {
 	k.fleet.SetCurrent(machineID, nil)
 	k.cfg.Gates.Forget(machineID)
 	k.fleet.Forget(machineID)
-	if err := k.cfg.Files.RemoveAll(k.cfg.Home.Machine(machineID)); err != nil {
-		return errors.Join(errdefs.New(errdefs.Storage, "remove the folder of machine %s", machineID), err)
-	}
-	return nil
 }
 
 // SetPaused stops the vCPUs of the machine's run on a user's word, or lets them go.

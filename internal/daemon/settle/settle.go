@@ -118,7 +118,8 @@ func (s *Settler) settleOne(ctx context.Context, w *operation.Work, op catalog.O
 	case "rm":
 		m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
 		if errdefs.Is(err, errdefs.NotFound) {
-			return nil, s.cfg.Keeper.Forget(op.MachineID)
+			s.cfg.Keeper.Forget(op.MachineID)
+			return nil, nil
 		}
 		if err != nil {
 			return nil, err

@@ -7,16 +7,13 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
-
 func (r *fakeRun) Memory(context.Context) (machine.Memory, error) {
 	return nil, errdefs.New(errdefs.Unsupported, "not built yet")
 }
 
-
 func (r *fakeRun) Window(context.Context, machine.Window) (machine.WindowTimes, error) {
 	return machine.WindowTimes{}, errdefs.New(errdefs.Unsupported, "not built yet")
 }
-
 
 func (f *Fake) Platform(context.Context, machine.RunConfig) (machine.Platform, error) {
 	return machine.Platform{}, errdefs.New(errdefs.Unsupported, "not built yet")
