@@ -125,7 +125,7 @@ func transport(socket string, http2 bool) *http.Transport {
 		DisableCompression: true,
 		Protocols:          new(http.Protocols),
 		// A message of bulk is one frame then, and one read.
-		HTTP2: &http.HTTP2Config{MaxReadFrameSize: 1 << 20},
+		HTTP2: &http.HTTP2Config{MaxReadFrameSize: 4 << 20},
 	}
 	t.Protocols.SetHTTP1(!http2)
 	t.Protocols.SetUnencryptedHTTP2(http2)

@@ -133,7 +133,7 @@ func errNoBulk(field protowire.Number) error {
 
 // bulkPiece is the most bytes in a message that is written. So many go through
 // package link without being gathered, and a frame of them still counts as one.
-const bulkPiece = 1<<20 - 16
+const bulkPiece = 2<<20 - 16
 
 // bulkWriter writes bytes as messages that each consist of that field.
 type bulkWriter struct {

@@ -14,7 +14,7 @@ import (
 )
 
 // maxMessageBytes bounds one message of the API; the largest are an image's
-// script and the pieces of a copy, each about 1 MiB.
+// script and the pieces of a copy, each about 2 MiB.
 const maxMessageBytes = 8 << 20
 
 // Handler serves the whole API.

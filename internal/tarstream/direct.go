@@ -16,8 +16,12 @@ const directSize = 4 << 20
 // disk.
 const directUnit = 4 << 10
 
-// directChunk is the size of the buffer that is handed to the disk at once.
-const directChunk = 1 << 20
+// directChunk is the size of the buffer that is handed to the disk at once, and
+// that one write hands on. Each costs a guest several wake-ups of threads,
+// which an emulated CPU feels more than the bytes: a copy takes a fifth less of
+// all CPUs' time than in pieces of 1 MiB. Of larger ones other calls over the
+// same link would have to wait too long.
+const directChunk = 2 << 20
 
 // alignedBuffer is of a size and place that go past the page cache.
 func alignedBuffer(size int) []byte {

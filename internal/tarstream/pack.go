@@ -18,7 +18,7 @@ import (
 )
 
 // Pack writes the file or folder at name as a tar stream to w, in pieces of 256
-// KiB, and of 1 MiB for what large files hold. The top entry is called as
+// KiB, and of 2 MiB for what large files hold. The top entry is called as
 // name's last element, and "." when name ends in "/." (the folder's content is
 // meant then). If name itself is a symbolic link, it is followed; links below
 // it are carried as links. Below it sockets are left out; if name itself is a

@@ -30,6 +30,7 @@ type guest struct {
 	done        chan struct{}
 	magic       link.Magic
 	heardAll    sync.WaitGroup // until the host has heard what Download says
+	answers     []int          // sizes, of what ListCommands lists
 }
 
 // newGuest runs the guest. Between the host and the port is a goroutine that

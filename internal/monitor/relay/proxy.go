@@ -15,19 +15,21 @@ import (
 // The flow-control windows and frame sizes. They bound what a stream whose
 // reader stands still keeps in memory, and must not be what limits a transfer.
 //
-//   - From the daemon: 1 MiB a stream is ample on a unix socket, and the window
-//     of the connection is that of all its streams together, so that stalled
-//     ones never hold up another.
-//   - From the guest: the link moves 40 MB/s at best, with round trips of up to
-//     80 ms mid-transfer: 4 MiB a stream; the connection's default of 1 GiB is
-//     kept for the same reason as above.
+//   - From the daemon: 4 MiB a stream, a few messages of an upload, and the
+//     window of the connection is that of all its streams together, so that
+//     stalled ones never hold up another.
+//   - From the guest: 16 MiB a stream, which the link moves in the round trip of
+//     80 ms that is seen mid-transfer; the connection's default of 1 GiB is kept
+//     for the same reason as above.
 //
-// Frames of 1 MiB let a message of any size we send be one write.
+// Frames of 4 MiB let a message of any size we send, or several that came
+// together, be one write. Each update of a window is a write as well, and wakes
+// the guest.
 const (
 	maxStreams       = 256
-	daemonStreamSize = 1 << 20
-	guestStreamSize  = 4 << 20
-	maxFrame         = 1 << 20
+	daemonStreamSize = 4 << 20
+	guestStreamSize  = 16 << 20
+	maxFrame         = 4 << 20
 )
 
 // ServerHTTP2 is how the monitor's socket is tuned.
@@ -51,9 +53,13 @@ func linkHTTP2() *http.HTTP2Config {
 // than the guest's time.
 func Plain() connect.ClientOption { return connect.WithAcceptCompression("gzip", nil, nil) }
 
-// copySize is how much of an answer is moved at once, in bytes: that of the
-// largest message the guest agent sends.
-const copySize = 1 << 20
+// copySize is how much of an answer is moved at once, in bytes: twice the
+// largest message the guest agent sends. Most answers are small, and get
+// buffers of firstSize until they prove not to be.
+const (
+	copySize  = 4 << 20
+	firstSize = 32 << 10
+)
 
 // Proxy is what a proxy is given.
 type Proxy struct {
@@ -67,8 +73,8 @@ type Proxy struct {
 // proxy forwards requests for AgentService to the guest.
 type proxy struct {
 	Proxy
-	errors  *connect.ErrorWriter
-	buffers sync.Pool
+	errors       *connect.ErrorWriter
+	small, large sync.Pool // of *[]byte
 }
 
 // NewProxy forwards requests to the guest agent. When the guest goes away in
@@ -76,10 +82,18 @@ type proxy struct {
 // says so; only an answer that was let through half way is broken off.
 func NewProxy(cfg Proxy) http.Handler {
 	return &proxy{
-		Proxy:   cfg,
-		errors:  connect.NewErrorWriter(),
-		buffers: sync.Pool{New: func() any { return new([copySize]byte) }},
+		Proxy:  cfg,
+		errors: connect.NewErrorWriter(),
+		small:  bufferPool(firstSize),
+		large:  bufferPool(copySize),
 	}
+}
+
+func bufferPool(size int) sync.Pool {
+	return sync.Pool{New: func() any {
+		b := make([]byte, size)
+		return &b
+	}}
 }
 
 func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -99,9 +113,10 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer resp.Body.Close()
-	buf := p.buffers.Get().(*[copySize]byte)
-	defer p.buffers.Put(buf)
-	a := &answer{p: p, conv: conv, w: w, r: r, resp: resp, buf: buf[:]}
+	small := p.small.Get().(*[]byte)
+	defer p.small.Put(small)
+	a := &answer{p: p, conv: conv, w: w, r: r, resp: resp, buf: *small}
+	defer a.release()
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/connect+") {
 		err = a.stream()
 	} else {
@@ -120,6 +135,25 @@ type answer struct {
 	r    *http.Request
 	resp *http.Response
 	buf  []byte
+	// large is what buf became when it was full.
+	large *[]byte
+}
+
+// grow gives a large buffer, of which the first kept bytes are those of buf; it
+// does nothing when it is large already.
+func (a *answer) grow(kept int) {
+	if a.large != nil {
+		return
+	}
+	a.large = a.p.large.Get().(*[]byte)
+	copy(*a.large, a.buf[:kept])
+	a.buf = *a.large
+}
+
+func (a *answer) release() {
+	if a.large != nil {
+		a.p.large.Put(a.large)
+	}
 }
 
 func (a *answer) gone() error {
@@ -144,6 +178,14 @@ func (a *answer) send(b []byte) error {
 // or as much of it as fits: until then the guest's end can be told.
 func (a *answer) single() error {
 	n, err := io.ReadFull(a.resp.Body, a.buf)
+	if err == nil {
+		a.grow(n)
+		var more int
+		more, err = io.ReadFull(a.resp.Body, a.buf[n:])
+		if n += more; errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF // of the whole, which atEnd looks at
+		}
+	}
 	whole := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && a.atEnd()
 	if err != nil && !whole {
 		a.p.refuse(a.w, a.r, a.gone())
@@ -183,6 +225,9 @@ func (a *answer) stream() error {
 	for {
 		n, readErr := a.resp.Body.Read(a.buf[kept:])
 		kept += n
+		if kept == len(a.buf) {
+			a.grow(kept)
+		}
 		if pass := seen.whole(a.buf[:kept], kept == len(a.buf)); pass > 0 {
 			if err := a.send(a.buf[:pass]); err != nil {
 				return err

@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -83,5 +84,31 @@ func TestProxyOfATornLink(t *testing.T) {
 	_, err := agent.Ping(t.Context(), connect.NewRequest(&agentv1.PingRequest{}))
 	if connect.CodeOf(err) != connect.CodeUnavailable || wire.Decode(err).Error() != "gone during Ping" {
 		t.Errorf("ping: %v", err)
+	}
+}
+
+// ListCommands answers with more than the proxy takes at first.
+func (g *guest) ListCommands(context.Context, *connect.Request[agentv1.ListCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
+	res := &agentv1.ListCommandsResponse{}
+	for _, size := range g.answers {
+		res.Commands = append(res.Commands, &agentv1.Command{Id: strings.Repeat("x", size)})
+	}
+	return connect.NewResponse(res), nil
+}
+
+// Answers of one message come whole, whatever their size: below, at and above
+// that of the first buffer, and of the second.
+func TestProxyOfLargeAnswers(t *testing.T) {
+	const head = 4 // bytes of tags and lengths around one id of this size
+	for _, size := range []int{100, 32<<10 - 2*head, 32<<10 - 2*head + 1, 32<<10 - 2*head - 1, 100 << 10, 6 << 20} {
+		g := newGuest(t)
+		g.answers = []int{size}
+		res, err := proxied(t, g).ListCommands(t.Context(), connect.NewRequest(&agentv1.ListCommandsRequest{}))
+		if err != nil {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+		if c := res.Msg.GetCommands(); len(c) != 1 || len(c[0].GetId()) != size {
+			t.Errorf("%d bytes: another answer", size)
+		}
 	}
 }
