@@ -53,6 +53,10 @@ type Config struct {
 	Init bool
 	// Path is the default PATH of commands; empty for the usual one.
 	Path string
+	// Continued makes the agent begin as one that was told this by Configure
+	// earlier, in the memory of a machine that now goes on; nothing of it is
+	// carried out again. nil for one that has booted.
+	Continued *agentv1.ConfigureRequest
 	// PowerOff is called once, after Shutdown has been answered.
 	PowerOff func()
 	// Console gets what the on-boot command prints; nil discards it.
@@ -82,7 +86,7 @@ type Agent struct {
 	onBoot     sync.WaitGroup
 }
 
-// New returns an agent that is not configured yet.
+// New returns an agent that is not configured yet, unless cfg says otherwise.
 func New(cfg Config) (*Agent, error) {
 	if cfg.World == "" {
 		cfg.World = "/"
@@ -103,7 +107,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	family := command.NewFamily(cfg.Init)
 	return &Agent{
-		cfg: cfg, bootID: bootID, family: family,
+		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued,
 		commands: command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path}),
 	}, nil
 }
