@@ -18,10 +18,13 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/daemon/checkpoints"
 	"github.com/holdpoint/holdpoint/internal/daemon/guest"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/idle"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/machines"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
 	"github.com/holdpoint/holdpoint/internal/daemon/settle"
@@ -69,20 +72,22 @@ type Config struct {
 // settles what was left; Serve answers calls until Stop is asked for or ctx
 // ends; Close lets go of the machines, which run on.
 type Daemon struct {
-	cfg      Config
-	started  time.Time
-	lock     *durable.Lock
-	catalog  *catalog.Catalog
-	gates    *hold.Gates
-	engine   *operation.Engine
-	keeper   *keeper.Keeper
-	capturer *capture.Capturer
-	restorer *restore.Restorer
-	reserve  *reserve.Reserve
-	view     *view.Viewer
-	guest    *guest.Service
-	stop     chan struct{}
-	stopOnce sync.Once
+	cfg         Config
+	started     time.Time
+	lock        *durable.Lock
+	catalog     *catalog.Catalog
+	gates       *hold.Gates
+	engine      *operation.Engine
+	keeper      *keeper.Keeper
+	capturer    *capture.Capturer
+	reserve     *reserve.Reserve
+	view        *view.Viewer
+	desk        *admission.Desk
+	guest       *guest.Service
+	machines    *machines.Service
+	checkpoints *checkpoints.Service
+	stop        chan struct{}
+	stopOnce    sync.Once
 
 	mu sync.Mutex
 	// proxy is the address of the proxy; empty until it listens.
@@ -117,15 +122,13 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	}
 	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host})
 	d.reserve = reserve.New(cfg.Home.Reserve())
-	d.restorer = restore.New(restore.Config{Catalog: cat, Capturer: d.capturer})
 	d.engine = operation.New(cat, cfg.Log, d.sweep)
 	d.keeper = keeper.New(keeper.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host,
 		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log,
 	})
 	steps.Add(d.keeper.Close)
-	d.view = &view.Viewer{Catalog: cat, Keeper: d.keeper, Proxy: d.proxyAddress}
-	d.guest = guest.New(guest.Config{Catalog: cat, Gates: d.gates, Keeper: d.keeper, Home: cfg.Home})
+	d.serveWith(cat)
 	settler := settle.New(settle.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Engine: d.engine, Keeper: d.keeper, Capturer: d.capturer,
 		Gates: d.gates, View: d.view, Images: d.buildConfig(), Log: cfg.Log,
@@ -136,6 +139,20 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	d.fillReserve()
 	steps.Release()
 	return d, nil
+}
+
+// serveWith makes what serves the API.
+func (d *Daemon) serveWith(cat *catalog.Catalog) {
+	d.view = &view.Viewer{Catalog: cat, Keeper: d.keeper, Proxy: d.proxyAddress}
+	d.guest = guest.New(guest.Config{Catalog: cat, Gates: d.gates, Keeper: d.keeper, Home: d.cfg.Home})
+	d.desk = &admission.Desk{
+		Catalog: cat, Engine: d.engine, Gates: d.gates, Keeper: d.keeper, Capturer: d.capturer,
+		Reserve: d.reserve, View: d.view, Log: d.cfg.Log,
+	}
+	d.machines = machines.New(machines.Config{
+		Desk: d.desk, Restorer: restore.New(restore.Config{Catalog: cat, Capturer: d.capturer}),
+	})
+	d.checkpoints = checkpoints.New(checkpoints.Config{Desk: d.desk})
 }
 
 // Listen makes the daemon's socket. The home's lock says that nobody else

@@ -23,9 +23,9 @@ func (d *Daemon) Handler() http.Handler {
 	limit := connect.WithReadMaxBytes(maxMessageBytes)
 	mux.Handle(holdpointv1connect.NewDaemonServiceHandler(daemonAPI{d}, limit))
 	mux.Handle(holdpointv1connect.NewImageServiceHandler(imageAPI{d}, limit))
-	mux.Handle(holdpointv1connect.NewMachineServiceHandler(machineAPI{Daemon: d}, limit))
+	mux.Handle(holdpointv1connect.NewMachineServiceHandler(d.machines, limit))
 	mux.Handle(holdpointv1connect.NewGuestServiceHandler(d.guest, limit))
-	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(checkpointAPI{Daemon: d}, limit))
+	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(d.checkpoints, limit))
 	mux.Handle(holdpointv1connect.NewRouteServiceHandler(routeAPI{d}, limit))
 	mux.Handle(holdpointv1connect.NewOperationServiceHandler(operationAPI{d}, limit))
 	return mux

@@ -10,6 +10,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/image"
@@ -34,7 +35,7 @@ func (d imageAPI) Build(ctx context.Context, req *connect.Request[holdpointv1.Bu
 	if err := machine.CheckName("image", name); err != nil {
 		return nil, wire.Encode(err)
 	}
-	return d.begin(ctx, r.GetRequestId(), "image build", r, buildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+	return d.desk.Begin(ctx, r.GetRequestId(), "image build", r, admission.BuildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 		cfg := d.buildConfig()
 		cfg.Recipe, cfg.Packages, cfg.Script, cfg.DiskBytes = r.GetRecipe(), r.GetPackages(), r.GetScript(), r.GetDiskBytes()
 		phase := ""
@@ -97,13 +98,13 @@ func (d imageAPI) Get(ctx context.Context, req *connect.Request[holdpointv1.GetI
 // Remove forgets an image and removes its files.
 func (d imageAPI) Remove(ctx context.Context, req *connect.Request[holdpointv1.RemoveImageRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
-	return d.begin(ctx, r.GetRequestId(), "image rm", r, quickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+	return d.desk.Begin(ctx, r.GetRequestId(), "image rm", r, admission.QuickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 		i, err := d.catalog.ResolveImage(ctx, r.GetImage())
 		if err != nil {
 			return nil, err
 		}
 		claim := catalog.Claim{Kind: catalog.ImageResource, ID: i.BuildID, Exclusive: true}
-		if err := d.catalog.Acquire(ctx, w.ID(), leaseTime, claim); err != nil {
+		if err := d.catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claim); err != nil {
 			return nil, err
 		}
 		if err := d.catalog.RemoveImage(ctx, i.BuildID, w.ID()); err != nil {

@@ -23,7 +23,7 @@ type operationAPI struct{ *Daemon }
 
 // List gives operations, newest first.
 func (d operationAPI) List(ctx context.Context, req *connect.Request[holdpointv1.ListOperationsRequest]) (*connect.Response[holdpointv1.ListOperationsResponse], error) {
-	machineID, err := d.machineID(ctx, req.Msg.GetMachine())
+	machineID, err := d.desk.MachineID(ctx, req.Msg.GetMachine())
 	if err != nil {
 		return nil, wire.Encode(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -35,7 +36,7 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 		}
 		host = clean
 	}
-	return d.begin(ctx, r.GetRequestId(), "expose", r, quickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+	return d.desk.Begin(ctx, r.GetRequestId(), "expose", r, admission.QuickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 		m, err := d.catalog.ResolveMachine(ctx, r.GetMachine())
 		if err != nil {
 			return nil, err
@@ -68,7 +69,7 @@ func (d routeAPI) Unexpose(ctx context.Context, req *connect.Request[holdpointv1
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	return d.begin(ctx, req.Msg.GetRequestId(), "unexpose", req.Msg, quickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+	return d.desk.Begin(ctx, req.Msg.GetRequestId(), "unexpose", req.Msg, admission.QuickDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 		route, err := d.catalog.GetRoute(ctx, host)
 		if err != nil {
 			return nil, err
@@ -94,7 +95,7 @@ func (d *Daemon) recordRoute(ctx context.Context, kind catalog.EffectKind, r cat
 
 // List gives routes by host.
 func (d routeAPI) List(ctx context.Context, req *connect.Request[holdpointv1.ListRoutesRequest]) (*connect.Response[holdpointv1.ListRoutesResponse], error) {
-	machineID, err := d.machineID(ctx, req.Msg.GetMachine())
+	machineID, err := d.desk.MachineID(ctx, req.Msg.GetMachine())
 	if err != nil {
 		return nil, wire.Encode(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/machines"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/durable"
@@ -92,12 +93,6 @@ func (s *Settler) Settle(ctx context.Context) error {
 	return nil
 }
 
-// RunDetail is what the journal keeps of verbs on one machine that need no
-// more to be settled.
-type RunDetail struct {
-	MachineID string `json:"machine_id"`
-}
-
 // interrupted is the outcome of an operation that was undone.
 func interrupted(op catalog.Operation, undone string) error {
 	return errdefs.New(errdefs.Interrupted, "%s: the daemon ended meanwhile; %s; try again", op.Verb, undone)
@@ -155,7 +150,7 @@ func (s *Settler) ensureRunning(ctx context.Context, m catalog.Machine) error {
 
 // settleRun keeps a machine whose guest came up, and removes any other.
 func (s *Settler) settleRun(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
-	var detail RunDetail
+	var detail machines.Detail
 	if err := json.Unmarshal(op.Detail, &detail); err != nil {
 		return nil, errdefs.New(errdefs.Storage, "settle run: read its detail: %w", err)
 	}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package daemon
+package machines
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
@@ -26,12 +27,12 @@ import (
 const restorePatience = 30 * time.Second
 
 // target resolves what a restore is about and refuses what it cannot be.
-func (d *Daemon) target(ctx context.Context, r *holdpointv1.RestoreMachineRequest) (catalog.Machine, checkpoint.Checkpoint, error) {
-	m, err := d.catalog.ResolveMachine(ctx, r.GetMachine())
+func (s *Service) target(ctx context.Context, r *holdpointv1.RestoreMachineRequest) (catalog.Machine, checkpoint.Checkpoint, error) {
+	m, err := s.Catalog.ResolveMachine(ctx, r.GetMachine())
 	if err != nil {
 		return m, checkpoint.Checkpoint{}, err
 	}
-	k, err := d.catalog.ResolveCheckpoint(ctx, m.ID, r.GetCheckpoint())
+	k, err := s.Catalog.ResolveCheckpoint(ctx, m.ID, r.GetCheckpoint())
 	if err != nil {
 		return m, k, err
 	}
@@ -58,28 +59,28 @@ func checkRestore(r *holdpointv1.RestoreMachineRequest) error {
 }
 
 // PlanRestore says what Restore would do.
-func (d machineAPI) PlanRestore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.RestorePlan], error) {
+func (s *Service) PlanRestore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.RestorePlan], error) {
 	if err := checkRestore(req.Msg); err != nil {
 		return nil, wire.Encode(err)
 	}
-	m, k, err := d.target(ctx, req.Msg)
+	m, k, err := s.target(ctx, req.Msg)
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	plan, err := d.plan(ctx, m, k, req.Msg.GetRoutes() == "restore")
+	plan, err := s.plan(ctx, m, k, req.Msg.GetRoutes() == "restore")
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
 	return connect.NewResponse(plan), nil
 }
 
-func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Checkpoint, putBack bool) (*holdpointv1.RestorePlan, error) {
-	target, err := d.view.Checkpoint(k, m)
+func (s *Service) plan(ctx context.Context, m catalog.Machine, k checkpoint.Checkpoint, putBack bool) (*holdpointv1.RestorePlan, error) {
+	target, err := s.View.Checkpoint(k, m)
 	if err != nil {
 		return nil, err
 	}
 	plan := &holdpointv1.RestorePlan{Machine: m.Name, Checkpoint: target}
-	routes, err := d.catalog.ListRoutes(ctx, "")
+	routes, err := s.Catalog.ListRoutes(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Check
 		}
 	}
 	plan.Routes = view.Changes(restore.CompareRoutes(k.Routes, now, owners, putBack))
-	list, err := d.catalog.ListCheckpoints(ctx, m.ID)
+	list, err := s.Catalog.ListCheckpoints(ctx, m.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -101,37 +102,37 @@ func (d *Daemon) plan(ctx context.Context, m catalog.Machine, k checkpoint.Check
 		if other.ID == k.ID {
 			break
 		}
-		newer, err := d.view.Checkpoint(other, m)
+		newer, err := s.View.Checkpoint(other, m)
 		if err != nil {
 			return nil, err
 		}
 		plan.Newer = append(plan.Newer, newer)
 	}
-	effects, err := d.catalog.EffectsSince(ctx, m.ID, k.CreatedAt)
+	effects, err := s.Catalog.EffectsSince(ctx, m.ID, k.CreatedAt)
 	if err != nil {
 		return nil, err
 	}
 	plan.Effects = view.Effects(effects)
-	if run := d.keeper.Run(m.ID); run != nil && keeper.State(m, run) == machine.Running {
+	if run := s.Keeper.Run(m.ID); run != nil && keeper.State(m, run) == machine.Running {
 		// A guest that does not answer is restored all the same.
-		plan.Commands, _ = d.commands(ctx, run)
+		plan.Commands, _ = s.Commands(ctx, run)
 	}
 	return plan, nil
 }
 
 // Restore puts the machine's disk back to a checkpoint.
-func (d machineAPI) Restore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+func (s *Service) Restore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	if err := checkRestore(r); err != nil {
 		return nil, wire.Encode(err)
 	}
-	return d.begin(ctx, r.GetRequestId(), "restore", r, storyDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		return d.restore(ctx, w, r)
+	return s.Begin(ctx, r.GetRequestId(), "restore", r, admission.StoryDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		return s.restore(ctx, w, r)
 	})
 }
 
-func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpointv1.RestoreMachineRequest) (*holdpointv1.OperationResult, error) {
-	m, k, err := d.target(ctx, r)
+func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1.RestoreMachineRequest) (*holdpointv1.OperationResult, error) {
+	m, k, err := s.target(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -139,49 +140,49 @@ func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpoint
 	claims := []catalog.Claim{
 		{Kind: catalog.MachineResource, ID: m.ID, Exclusive: true}, {Kind: catalog.CheckpointResource, ID: k.ID},
 	}
-	if err := d.catalog.Acquire(ctx, w.ID(), leaseTime, claims...); err != nil {
+	if err := s.Catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claims...); err != nil {
 		return nil, err
 	}
-	if m, k, err = d.target(ctx, r); err != nil { // as it is under the lease
+	if m, k, err = s.target(ctx, r); err != nil { // as it is under the lease
 		return nil, err
 	}
-	run := d.keeper.Run(m.ID)
+	run := s.Keeper.Run(m.ID)
 	state := keeper.State(m, run)
 	if err := machine.Allow("restore", m.Name, state, machine.Running, machine.Paused, machine.Stopped); err != nil {
 		return nil, err
 	}
-	layers, err := d.catalog.GetLayers(ctx, k.Layers...)
+	layers, err := s.Catalog.GetLayers(ctx, k.Layers...)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.checkBoots(ctx, k.ImageBuildID, layers, "checkpoint "+k.ID+" could not boot"); err != nil {
+	if err := s.CheckBoots(ctx, k.ImageBuildID, layers, "checkpoint "+k.ID+" could not boot"); err != nil {
 		return nil, err
 	}
 	putBack := r.GetRoutes() == "restore"
-	plan, err := d.plan(ctx, m, k, putBack)
+	plan, err := s.plan(ctx, m, k, putBack)
 	if err != nil {
 		return nil, err
 	}
-	_, open, err := d.gates.Close(m.ID, fmt.Sprintf("machine %s is restored", m.Name))
+	_, open, err := s.Gates.Close(m.ID, fmt.Sprintf("machine %s is restored", m.Name))
 	if err != nil {
 		return nil, err
 	}
 	defer open()
 	request := restore.DiskRequest{
-		Operation: w.ID(), Machine: m, Target: k, Destination: d.keeper, NoSafety: r.GetNoSafety(), PutBack: putBack,
+		Operation: w.ID(), Machine: m, Target: k, Destination: s.Keeper, NoSafety: r.GetNoSafety(), PutBack: putBack,
 		Paused: state == machine.Paused, WasClean: m.Exit == keeper.CleanExit, Enter: w.Enter, Note: w.Note,
 	}
 	if run != nil {
-		request.Source = d.keeper.Source(m.ID, run, restorePatience, w.Note)
+		request.Source = s.Keeper.Source(m.ID, run, restorePatience, w.Note)
 	}
-	if request.Routes, err = d.keeper.RoutesNow(ctx, m, run); err != nil {
+	if request.Routes, err = s.Keeper.RoutesNow(ctx, m, run); err != nil {
 		return nil, err
 	}
-	done, failure := d.restorer.Disk(ctx, request)
+	done, failure := s.Restorer.Disk(ctx, request)
 	if failure != nil && done.Generation == 0 {
 		return nil, failure
 	}
-	result, err := d.restoreResult(ctx, m.ID, k, plan, done, putBack)
+	result, err := s.restoreResult(ctx, m.ID, k, plan, done, putBack)
 	if err != nil {
 		return nil, err
 	}
@@ -189,20 +190,20 @@ func (d machineAPI) restore(ctx context.Context, w *operation.Work, r *holdpoint
 }
 
 // restoreResult says what a restore did, with the command that undoes it.
-func (d *Daemon) restoreResult(ctx context.Context, machineID string, k checkpoint.Checkpoint, plan *holdpointv1.RestorePlan, done restore.DiskResult, putBack bool) (*holdpointv1.OperationResult, error) {
-	result, err := d.view.MachineResult(ctx, machineID)
+func (s *Service) restoreResult(ctx context.Context, machineID string, k checkpoint.Checkpoint, plan *holdpointv1.RestorePlan, done restore.DiskResult, putBack bool) (*holdpointv1.OperationResult, error) {
+	result, err := s.View.MachineResult(ctx, machineID)
 	if err != nil {
 		return nil, err
 	}
-	out := &holdpointv1.RestoreResult{Plan: plan, Generation: done.Generation, DowntimeMs: ms(done.Downtime)}
-	if out.Restored, err = d.view.CheckpointNow(ctx, k); err != nil {
+	out := &holdpointv1.RestoreResult{Plan: plan, Generation: done.Generation, DowntimeMs: admission.Milliseconds(done.Downtime)}
+	if out.Restored, err = s.View.CheckpointNow(ctx, k); err != nil {
 		return nil, err
 	}
 	if done.Safety != nil {
-		if err := d.capturer.Settle(ctx, *done.Safety); err != nil {
-			d.cfg.Log.Warn("measure sealed layers", "checkpoint", done.Safety.ID, "error", err)
+		if err := s.Capturer.Settle(ctx, *done.Safety); err != nil {
+			s.Log.Warn("measure sealed layers", "checkpoint", done.Safety.ID, "error", err)
 		}
-		if out.Safety, err = d.view.CheckpointNow(ctx, *done.Safety); err != nil {
+		if out.Safety, err = s.View.CheckpointNow(ctx, *done.Safety); err != nil {
 			return nil, err
 		}
 		out.UndoCommand = fmt.Sprintf("holdpoint restore %s %s --disk --yes", result.GetMachine().GetName(), done.Safety.ID)

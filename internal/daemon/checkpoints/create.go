@@ -1,0 +1,143 @@
+//go:build linux
+
+package checkpoints
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/capture"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
+	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// stopPatience is how long a guest may take to shut down.
+const stopPatience = 60 * time.Second
+
+// maxMessage bounds a checkpoint's message, in bytes.
+const maxMessage = 16 << 10
+
+// Create takes a checkpoint.
+func (s *Service) Create(ctx context.Context, req *connect.Request[holdpointv1.CreateCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	if err := checkCreate(r); err != nil {
+		return nil, wire.Encode(err)
+	}
+	return s.Begin(ctx, r.GetRequestId(), "checkpoint create", r, admission.StoryDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		return s.create(ctx, w, r)
+	})
+}
+
+func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
+	if r.GetName() != "" {
+		if err := machine.CheckName("checkpoint", r.GetName()); err != nil {
+			return err
+		}
+	}
+	kind, err := checkpoint.ParseKind(r.GetKind())
+	switch {
+	case err != nil:
+		return err
+	case len(r.GetMessage()) > maxMessage:
+		return errdefs.New(errdefs.Invalid, "checkpoint create: the message has %d bytes, at most %d", len(r.GetMessage()), maxMessage)
+	case kind == checkpoint.Full:
+		return errdefs.New(errdefs.Unsupported, "checkpoint create: full checkpoints, the default, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
+	case r.GetMode() == string(checkpoint.Frozen):
+		return errdefs.New(errdefs.Unsupported, "checkpoint create: frozen checkpoints, the default of a disk checkpoint, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
+	case r.GetMode() != string(checkpoint.Stopped):
+		return errdefs.New(errdefs.Invalid, "checkpoint create: mode %q: use stopped", r.GetMode())
+	}
+	return nil
+}
+
+func (s *Service) create(ctx context.Context, w *operation.Work, r *holdpointv1.CreateCheckpointRequest) (*holdpointv1.OperationResult, error) {
+	m, err := s.Claim(ctx, w, r.GetMachine())
+	if err != nil {
+		return nil, err
+	}
+	run := s.Keeper.Run(m.ID)
+	if err := machine.Allow("checkpoint create", m.Name, keeper.State(m, run), machine.Running, machine.Stopped); err != nil {
+		return nil, err
+	}
+	if err := s.Catalog.CheckpointNameFree(ctx, m, r.GetName()); err != nil {
+		return nil, err
+	}
+	chain, err := s.Catalog.Chain(ctx, m.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.CheckBoots(ctx, m.ImageBuildID, chain, "machine "+m.Name+" could not boot again"); err != nil {
+		return nil, err
+	}
+	active, open, err := s.Gates.Close(m.ID, fmt.Sprintf("a checkpoint of %s is taken", m.Name))
+	if err != nil {
+		return nil, err
+	}
+	defer open()
+	routes, err := s.Keeper.RoutesNow(ctx, m, run)
+	if err != nil {
+		return nil, err
+	}
+	request := capture.StoppedRequest{
+		Machine:    m,
+		Checkpoint: checkpoint.Checkpoint{ID: durable.NewID(), Name: r.GetName(), Message: r.GetMessage(), Routes: routes},
+		WasClean:   m.Exit == keeper.CleanExit, AllowCrash: r.GetAllowCrash(), Enter: w.Enter,
+	}
+	if run != nil {
+		if err := s.checkQuiet(ctx, m, run, active, r.GetStopRunning()); err != nil {
+			return nil, err
+		}
+		request.Source = s.Keeper.Source(m.ID, run, stopPatience, w.Note)
+	}
+	result, failure := s.Capturer.Stopped(ctx, request)
+	if failure != nil && result.Checkpoint.ID == "" {
+		return nil, failure
+	}
+	if err := s.Capturer.Settle(ctx, result.Checkpoint); err != nil {
+		s.Log.Warn("measure sealed layers", "checkpoint", result.Checkpoint.ID, "error", err)
+	}
+	view, err := s.View.CheckpointNow(ctx, result.Checkpoint)
+	if err != nil {
+		return nil, err
+	}
+	return &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{
+		Checkpoint: view, DurableMs: admission.Milliseconds(result.Durable), ReturnMs: admission.Milliseconds(result.Return),
+		DowntimeMs: admission.Milliseconds(result.Stop + result.Copy + result.Boot), StopMs: admission.Milliseconds(result.Stop), CopyMs: admission.Milliseconds(result.Copy), BootMs: admission.Milliseconds(result.Boot),
+		DiskBytes: result.Checkpoint.DiskBytes,
+	}}, failure
+}
+
+// checkQuiet refuses to end commands and copies that nobody agreed to end.
+func (s *Service) checkQuiet(ctx context.Context, m catalog.Machine, run *fleet.Run, active []hold.Effect, agreed bool) error {
+	if agreed {
+		return nil
+	}
+	busy, err := s.Commands(ctx, run)
+	if err != nil {
+		return fmt.Errorf("checkpoint create: ask machine %s what runs in it: %w", m.Name, err)
+	}
+	for _, effect := range active {
+		if effect.Door == hold.Copy {
+			busy = append(busy, effect.What)
+		}
+	}
+	if len(busy) == 0 {
+		return nil
+	}
+	return errdefs.New(errdefs.MachineBusy, "checkpoint create: a stopped checkpoint would end what runs in machine %s (%s); wait for it or use --stop-running",
+		m.Name, strings.Join(busy, ", "))
+}

@@ -1,0 +1,173 @@
+//go:build linux
+
+package machines
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// stopPatience is how long a guest may take to shut down where nobody says.
+const stopPatience = 60 * time.Second
+
+// onMachine is a request for one machine.
+type onMachine interface {
+	proto.Message
+	GetMachine() string
+}
+
+// List gives all machines by name.
+func (s *Service) List(ctx context.Context, _ *connect.Request[holdpointv1.ListMachinesRequest]) (*connect.Response[holdpointv1.ListMachinesResponse], error) {
+	machines, err := s.Catalog.ListMachines(ctx)
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	out := &holdpointv1.ListMachinesResponse{}
+	for _, m := range machines {
+		view, err := s.View.Machine(ctx, m)
+		if err != nil {
+			return nil, wire.Encode(err)
+		}
+		out.Machines = append(out.Machines, view)
+	}
+	return connect.NewResponse(out), nil
+}
+
+// Get gives one machine.
+func (s *Service) Get(ctx context.Context, req *connect.Request[holdpointv1.GetMachineRequest]) (*connect.Response[holdpointv1.Machine], error) {
+	m, err := s.Catalog.ResolveMachine(ctx, req.Msg.GetMachine())
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	view, err := s.View.Machine(ctx, m)
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(view), nil
+}
+
+// on runs a verb on one machine that is held for it, and answers with the
+// machine; allowed are the states the verb may begin in.
+func (s *Service) on(ctx context.Context, requestID, verb string, options onMachine, allowed []machine.State,
+	act func(ctx context.Context, w *operation.Work, m catalog.Machine) error,
+) (*connect.Response[holdpointv1.Operation], error) {
+	return s.Begin(ctx, requestID, verb, options, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		m, err := s.Claim(ctx, w, options.GetMachine())
+		if err != nil {
+			return nil, err
+		}
+		if err := machine.Allow(verb, m.Name, keeper.State(m, s.Keeper.Run(m.ID)), allowed...); err != nil {
+			return nil, err
+		}
+		if err := act(ctx, w, m); err != nil {
+			return nil, err
+		}
+		return s.View.MachineResult(ctx, m.ID)
+	})
+}
+
+// Start boots a stopped machine.
+func (s *Service) Start(ctx context.Context, req *connect.Request[holdpointv1.StartMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	return s.on(ctx, r.GetRequestId(), "start", r, []machine.State{machine.Stopped}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+		if err := w.Enter(ctx, phaseBoot, "booting the guest", Detail{MachineID: m.ID}); err != nil {
+			return err
+		}
+		note, err := s.Keeper.Boot(ctx, m.ID)
+		if note != "" {
+			w.Note("%s", note)
+		}
+		return err
+	})
+}
+
+// Stop asks the guest to shut down, or ends its run.
+func (s *Service) Stop(ctx context.Context, req *connect.Request[holdpointv1.StopMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	allowed := []machine.State{machine.Running}
+	if r.GetForce() {
+		allowed = append(allowed, machine.Paused, machine.Unknown)
+	}
+	return s.on(ctx, r.GetRequestId(), "stop", r, allowed, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+		if err := w.Enter(ctx, "stop", "stopping the guest", Detail{MachineID: m.ID}); err != nil {
+			return err
+		}
+		run := s.Keeper.Run(m.ID)
+		if run == nil {
+			return errdefs.New(errdefs.WrongState, "stop: machine %s has no run here; run holdpoint daemon stop and try again", m.Name)
+		}
+		defer s.Keeper.Tidy(m.ID)
+		if r.GetForce() {
+			return run.Kill(ctx)
+		}
+		patience := stopPatience
+		if r.GetTimeoutMillis() > 0 {
+			patience = time.Duration(r.GetTimeoutMillis()) * time.Millisecond
+		}
+		clean, err := run.Stop(ctx, patience)
+		if err != nil {
+			return fmt.Errorf("stop machine %s: %w; give it longer with --timeout, or end it as a power cut would with holdpoint stop --force %s", m.Name, err, m.Name)
+		}
+		if !clean {
+			w.Note("the guest ended without a clean shutdown")
+		}
+		return nil
+	})
+}
+
+// Pause stops the machine's CPUs.
+func (s *Service) Pause(ctx context.Context, req *connect.Request[holdpointv1.PauseMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	return s.on(ctx, req.Msg.GetRequestId(), "pause", req.Msg, []machine.State{machine.Running}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+		return s.Keeper.SetPaused(ctx, m, true)
+	})
+}
+
+// Resume lets the machine's CPUs go on.
+func (s *Service) Resume(ctx context.Context, req *connect.Request[holdpointv1.ResumeMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	return s.on(ctx, req.Msg.GetRequestId(), "resume", req.Msg, []machine.State{machine.Paused}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+		return s.Keeper.SetPaused(ctx, m, false)
+	})
+}
+
+// Remove deletes a machine with its checkpoints.
+func (s *Service) Remove(ctx context.Context, req *connect.Request[holdpointv1.RemoveMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	return s.Begin(ctx, r.GetRequestId(), "rm", r, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		m, err := s.Claim(ctx, w, r.GetMachine())
+		if err != nil {
+			return nil, err
+		}
+		state := keeper.State(m, s.Keeper.Run(m.ID))
+		if state != machine.Stopped && !r.GetForce() {
+			return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
+		}
+		checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
+		if err != nil {
+			return nil, err
+		}
+		if len(checkpoints) > 0 && !r.GetForce() {
+			return nil, errdefs.New(errdefs.Referenced, "rm: %d checkpoints of machine %s would go with it; see holdpoint checkpoint ls %s, or remove it with them by holdpoint rm --force %s",
+				len(checkpoints), m.Name, m.Name, m.Name)
+		}
+		if len(checkpoints) > 0 {
+			w.Note("%d checkpoints of machine %s went with it", len(checkpoints), m.Name)
+		}
+		if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
+			return nil, err
+		}
+		return nil, s.Keeper.Drop(ctx, w.ID(), m)
+	})
+}

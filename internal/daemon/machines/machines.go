@@ -1,0 +1,33 @@
+//go:build linux
+
+// Package machines serves MachineService: what is done with whole machines.
+// How a run is begun and ended, a checkpoint taken and a restore made is said
+// elsewhere; what goes on inside machines, too.
+package machines
+
+import (
+	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/restore"
+)
+
+// Config is what a Service works with.
+type Config struct {
+	*admission.Desk
+	Restorer *restore.Restorer
+}
+
+// Service serves MachineService.
+type Service struct {
+	Config
+	holdpointv1connect.UnimplementedMachineServiceHandler
+}
+
+// New returns a Service.
+func New(cfg Config) *Service { return &Service{Config: cfg} }
+
+// Detail is what the journal keeps of verbs on one machine that need no more
+// to be settled.
+type Detail struct {
+	MachineID string `json:"machine_id"`
+}
