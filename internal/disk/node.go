@@ -31,6 +31,8 @@ type node struct {
 	// into guest memory behind the back of dirty-page tracking.
 	AIO   string `json:"aio,omitempty"`
 	Cache *cache `json:"cache,omitempty"`
+	// Locking is off for layers that a merge reads.
+	Locking string `json:"locking,omitempty"`
 }
 
 type cache struct {
@@ -58,6 +60,15 @@ func shortID(id string) string {
 // below it inside, for -blockdev, blockdev-add, and json: file names. Only the
 // top is writable, if writable says so.
 func ChainJSON(chain []Layer, writable bool) ([]byte, error) {
+	return chainJSON(chain, writable, "")
+}
+
+// MergeJSON is that of a chain to merge layers of, with a writable top: without
+// locks on the files. Sealed layers never change, while QEMU's own locks would
+// refuse to merge those that a machine reads.
+func MergeJSON(chain []Layer) ([]byte, error) { return chainJSON(chain, true, "off") }
+
+func chainJSON(chain []Layer, writable bool, locking string) ([]byte, error) {
 	if len(chain) == 0 {
 		return nil, errdefs.New(errdefs.Invalid, "disk chain: it has no layer")
 	}
@@ -70,6 +81,7 @@ func ChainJSON(chain []Layer, writable bool) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		n.File.Locking = locking
 		if below, err = json.Marshal(n); err != nil {
 			return nil, err
 		}

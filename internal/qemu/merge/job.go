@@ -1,0 +1,74 @@
+//go:build linux
+
+package merge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/disk"
+	"github.com/holdpoint/holdpoint/internal/qmp"
+)
+
+// pair makes a connected pair of sockets, one end to be inherited.
+func pair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make sockets: %w", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "qmp")
+	file := os.NewFile(uintptr(fds[0]), "qmp")
+	defer file.Close() // FileConn has its own
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	return conn.(*net.UnixConn), theirs, nil
+}
+
+// job commits everything from the layer upTo down to base, and lets QEMU quit.
+// QEMU reports the end of a block job by an event, whose error is empty on
+// success.
+func job(ctx context.Context, conn *net.UnixConn, top, base, upTo disk.Layer) error {
+	done := qmp.NewSubscription("BLOCK_JOB_COMPLETED", "BLOCK_JOB_ERROR", "BLOCK_JOB_CANCELLED")
+	client, err := qmp.Connect(ctx, conn, done)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	args := map[string]any{
+		"job-id": "merge", "device": disk.NodeName(top.ID),
+		"base-node": disk.NodeName(base.ID), "top-node": disk.NodeName(upTo.ID),
+	}
+	if err := client.Execute(ctx, "block-commit", args, nil); err != nil {
+		return err
+	}
+	for {
+		event, err := done.Next(ctx)
+		if err != nil {
+			return err
+		}
+		var said struct {
+			Error     string
+			Operation string
+		}
+		if err := json.Unmarshal(event.Data, &said); err != nil {
+			return fmt.Errorf("read event %s: %w", event.Name, err)
+		}
+		switch {
+		case event.Name == "BLOCK_JOB_ERROR":
+			continue // what became of it is in the last event
+		case said.Error != "":
+			return errors.New(said.Error)
+		case event.Name != "BLOCK_JOB_COMPLETED":
+			return errors.New("the block job was canceled")
+		}
+		return client.Execute(ctx, "quit", nil, nil)
+	}
+}
