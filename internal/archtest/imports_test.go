@@ -30,11 +30,12 @@ var levels = map[string]int{
 	"internal/qemu":    2,
 	"client":           2,
 	// 3: the story.
-	"internal/monitor": 3,
-	"internal/image":   3,
-	"internal/capture": 3,
-	"internal/catalog": 3,
-	"internal/restore": 3,
+	"internal/monitor":   3,
+	"internal/image":     3,
+	"internal/capture":   3,
+	"internal/catalog":   3,
+	"internal/restore":   3,
+	"internal/diskchain": 3,
 	// 4: where it meets.
 	"internal/daemon": 4,
 	// 5: doors.
@@ -60,6 +61,7 @@ var sameLevel = map[[2]string]string{
 	{"internal/agent", "internal/tarstream"}:    "the agent packs and unpacks for cp",
 	{"internal/agent", "internal/wire"}:         "the agent's errors keep their kinds",
 	{"internal/qemu", "internal/machine"}:       "qemu implements machine.Hypervisor",
+	{"internal/diskchain", "internal/catalog"}:  "a chain is what the catalog recorded",
 	{"internal/capture", "internal/catalog"}:    "a capture ends with its publication in the catalog",
 	{"internal/restore", "internal/catalog"}:    "a restore is committed in the catalog",
 	{"internal/restore", "internal/capture"}:    "what a restore discards is captured first",

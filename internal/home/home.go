@@ -132,6 +132,10 @@ func (h *Home) MemoryLayer(id string) string { return filepath.Join(h.Layers(), 
 // DeviceLayer is the final path of the state of CPUs and devices.
 func (h *Home) DeviceLayer(id string) string { return filepath.Join(h.Layers(), id+".devices") }
 
+// MergedDisks has files that the lower layers of long disk chains were merged
+// into; they can be made again.
+func (h *Home) MergedDisks() string { return filepath.Join(h.Cache(), "disk") }
+
 // MemoryFiles has the memory of full checkpoints as files that runs map; they
 // can be made again from the layers.
 func (h *Home) MemoryFiles() string { return filepath.Join(h.Cache(), "memory") }
