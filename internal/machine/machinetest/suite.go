@@ -2,6 +2,7 @@ package machinetest
 
 import (
 	"context"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,7 +20,8 @@ type Fixture struct {
 	Hypervisor machine.Hypervisor
 	// Config returns the configuration of a new run, with folders of its own
 	// and a disk of one image and one empty overlay. The guest need not do
-	// anything, but must not end by itself.
+	// anything else than to write to its memory now and then as long as it
+	// runs, and must not end by itself.
 	Config func(t *testing.T) machine.RunConfig
 	// Overlay makes an empty overlay for that disk.
 	Overlay func(t *testing.T) machine.Layer
@@ -37,7 +39,7 @@ type suite struct {
 
 // Suite is what every machine.Hypervisor must do. It leaves no process.
 func Suite(t *testing.T, fx Fixture) {
-	for name, test := range map[string]func(*suite){
+	tests := map[string]func(*suite){
 		"launch is stopped":                   (*suite).launchIsStopped,
 		"pause and resume":                    (*suite).pauseAndResume,
 		"link, one after another":             (*suite).linkOneAfterAnother,
@@ -53,7 +55,9 @@ func Suite(t *testing.T, fx Fixture) {
 		"methods at the same time":            (*suite).concurrent,
 		"methods in flight at the exit":       (*suite).inFlight,
 		"two runs do not know of one another": (*suite).twoRuns,
-	} {
+	}
+	maps.Copy(tests, fullTests())
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), suiteLimit)
 			t.Cleanup(cancel)
