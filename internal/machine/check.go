@@ -35,6 +35,8 @@ func (s *Spec) Complete() error {
 		return errdefs.New(errdefs.Invalid, "disk of %d bytes: give whole MiB", s.DiskBytes)
 	case s.Network != NetworkNone:
 		return errdefs.New(errdefs.Unsupported, "network %q: none is the only one there is yet", s.Network)
+	case s.SuspendAfterMillis != 0 && s.SuspendAfterMillis < MinSuspendAfter:
+		return errdefs.New(errdefs.Invalid, "suspend-after of %d ms: give 1s or more, or 0 for never", s.SuspendAfterMillis)
 	case len(s.Tmpfs) > maxTmpfs:
 		return errdefs.New(errdefs.Invalid, "tmpfs: %d paths, at most %d", len(s.Tmpfs), maxTmpfs)
 	case len(s.OnBoot) > maxOnBoot:

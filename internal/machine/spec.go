@@ -26,6 +26,9 @@ type Spec struct {
 	Tmpfs []string `json:"tmpfs,omitempty"`
 	// Network is NetworkNone.
 	Network string `json:"network"`
+	// SuspendAfterMillis is how long the machine may be idle before it is
+	// suspended; 0 is for ever.
+	SuspendAfterMillis int64 `json:"suspend_after_ms,omitempty"`
 }
 
 // The limits and defaults of a Spec.
@@ -36,6 +39,8 @@ const (
 	MaxCPUs       = 8
 	DefaultCPUs   = 2
 	MaxDisk       = 2 << 40
+	// MinSuspendAfter is in milliseconds: what is shorter is no idleness.
+	MinSuspendAfter = 1000
 
 	// NetworkNone means that the agent link is the guest's only way out.
 	NetworkNone = "none"

@@ -182,6 +182,15 @@ func (r *Run) Status() *monitorv1.StatusResponse {
 	return proto.CloneOf(r.status)
 }
 
+// StatusNow asks its monitor: for what changes all the time, such as CPU time.
+func (r *Run) StatusNow(ctx context.Context) (status *monitorv1.StatusResponse, err error) {
+	err = r.call(ctx, func(c *monitor.Client) error {
+		status, err = c.Status(ctx)
+		return err
+	})
+	return status, err
+}
+
 // Await returns when the status satisfies ok. A run that ends before is
 // WRONG_STATE.
 func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusResponse) bool) error {

@@ -13,6 +13,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/slumber"
 	"github.com/holdpoint/holdpoint/internal/home"
 )
 
@@ -22,6 +23,8 @@ type Config struct {
 	Gates   *hold.Gates
 	Keeper  *keeper.Keeper
 	Home    *home.Home
+	// Wake resumes a machine that sleeps until somebody comes.
+	Wake func(ctx context.Context, machineID string) error
 }
 
 // Service serves GuestService, and connections for the proxy.
@@ -42,29 +45,41 @@ func (s *Service) enter(ctx context.Context, ref string, r hold.Request) (*hold.
 
 func (s *Service) enterMachine(ctx context.Context, m catalog.Machine, r hold.Request) (*hold.Admission, *fleet.Run, error) {
 	r.Machine, r.What = m.ID, fmt.Sprintf("%s in machine %s", r.What, m.Name)
-	door, err := s.cfg.Gates.Admit(ctx, r)
-	if err != nil {
-		return nil, nil, err
-	}
-	run, err := s.running(ctx, m.ID, string(r.Door))
-	if err == nil {
-		err = s.cfg.Catalog.UseMachine(ctx, m.ID)
-	}
-	if err != nil {
+	for {
+		door, err := s.cfg.Gates.Admit(ctx, r)
+		if err != nil {
+			return nil, nil, err
+		}
+		run, asleep, err := s.running(ctx, m.ID, string(r.Door))
+		if err == nil && !asleep {
+			err = s.cfg.Catalog.UseMachine(ctx, m.ID)
+			if err == nil {
+				return door, run, nil
+			}
+		}
 		door.Done()
-		return nil, nil, err
+		if err == nil {
+			if r.Waiting != nil {
+				r.Waiting("machine " + m.Name + " is resumed")
+			}
+			// It may be asleep again by then, or what was suspended is removed.
+			err = s.cfg.Wake(ctx, m.ID)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
 	}
-	return door, run, nil
 }
 
-// running gives the run of a machine as it is now: it may have changed since
-// it was resolved.
-func (s *Service) running(ctx context.Context, machineID, verb string) (*fleet.Run, error) {
+// running gives the run of a machine as it is now, which may have changed since
+// it was resolved; asleep is whether it has none and is to be woken.
+func (s *Service) running(ctx context.Context, machineID, verb string) (run *fleet.Run, asleep bool, err error) {
 	m, err := s.cfg.Catalog.GetMachine(ctx, machineID)
-	if err != nil {
-		return nil, err
+	if err != nil || slumber.Wakes(m) {
+		return nil, err == nil, err
 	}
-	return s.cfg.Keeper.Running(m, verb)
+	run, err = s.cfg.Keeper.Running(m, verb)
+	return run, false, err
 }
 
 // look gives a machine's run for a question that has no effect.

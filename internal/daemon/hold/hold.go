@@ -29,6 +29,9 @@ type gate struct {
 	closed chan struct{}
 	why    string
 	active map[*Admission]struct{}
+	// changed is closed and replaced when the first effect comes and when the
+	// last one goes; nil until somebody asks.
+	changed chan struct{}
 }
 
 // Door is a way to have an effect in a machine.
@@ -109,6 +112,7 @@ func (a *Admission) enter(ctx context.Context, waiting func(why string)) error {
 		}
 		if gate.closed == nil {
 			gate.active[a] = struct{}{}
+			gate.tell()
 			a.gates.mu.Unlock()
 			return nil
 		}
@@ -134,7 +138,31 @@ func (a *Admission) Pass(ctx context.Context) error { return a.enter(ctx, nil) }
 func (a *Admission) Done() {
 	a.gates.mu.Lock()
 	defer a.gates.mu.Unlock()
-	delete(a.gates.of(a.request.Machine).active, a)
+	gate := a.gates.of(a.request.Machine)
+	if _, admitted := gate.active[a]; admitted {
+		delete(gate.active, a)
+		gate.tell()
+	}
+}
+
+// tell wakes those who wait for the machine's doors to be used or left alone.
+func (g *gate) tell() {
+	if g.changed != nil && len(g.active) <= 1 {
+		close(g.changed)
+		g.changed = nil
+	}
+}
+
+// Activity is how many effects are at work in a machine, and a channel that is
+// closed when a first one comes or the last one goes.
+func (g *Gates) Activity(machine string) (active int, changed <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	gate := g.of(machine)
+	if gate.changed == nil {
+		gate.changed = make(chan struct{})
+	}
+	return len(gate.active), gate.changed
 }
 
 // Expelled is closed when a restore has made the effect's generation history.

@@ -102,6 +102,8 @@ func (k *Keeper) Running(m catalog.Machine, verb string) (*fleet.Run, error) {
 		return run, nil
 	case machine.Paused:
 		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is paused; run holdpoint resume %s", verb, m.Name, m.Name)
+	case machine.Suspended:
+		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is suspended; run holdpoint resume %s", verb, m.Name, m.Name)
 	case machine.Unknown:
 		return nil, errdefs.New(errdefs.WrongState, "%s: the state of machine %s is unknown (%s); end it with holdpoint stop --force %s, or look into holdpoint inspect %s", verb, m.Name, whyUnknown(run), m.Name, m.Name)
 	default:

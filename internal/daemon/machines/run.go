@@ -44,6 +44,7 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 	spec := machine.Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: int(s.GetCpus()), DiskBytes: s.GetDiskBytes(),
 		OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(),
+		SuspendAfterMillis: s.GetSuspendAfterMillis(),
 	}
 	if r.GetName() != "" {
 		if err := machine.CheckName("machine", r.GetName()); err != nil {

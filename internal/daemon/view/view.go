@@ -32,6 +32,7 @@ func Spec(s machine.Spec) *holdpointv1.Spec {
 	return &holdpointv1.Spec{
 		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes,
 		OnBoot: s.OnBoot, Tmpfs: s.Tmpfs, Network: s.Network,
+		SuspendAfterMillis: s.SuspendAfterMillis,
 	}
 }
 
