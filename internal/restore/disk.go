@@ -17,32 +17,6 @@ import (
 // undoTimeout bounds the return of the source after a failed restore.
 const undoTimeout = 3 * time.Minute
 
-// Source is the run that a restore displaces.
-type Source interface {
-	// Stop asks the guest to shut down within the restore's patience; clean
-	// is whether it did and the run ended by itself. After an error it goes on.
-	Stop(ctx context.Context) (clean bool, err error)
-	Pause(ctx context.Context) error
-	Resume(ctx context.Context) error
-	// SwitchDisk gives the paused run a new top to write to.
-	SwitchDisk(ctx context.Context, top catalog.Layer) error
-	// Kill ends the run as a power cut would. Killing an ended run changes nothing.
-	Kill(ctx context.Context) error
-	// Boot begins a run of the machine's recorded chain, after the source ended.
-	Boot(ctx context.Context) error
-}
-
-// Destination begins and ends the run that takes the source's place.
-type Destination interface {
-	// Begin starts a run beside the source and returns when its guest has
-	// answered. On error nothing of it is left.
-	Begin(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer) error
-	// Replace makes the committed run the machine's own, in m's generation.
-	Replace(ctx context.Context, m catalog.Machine, runID string) error
-	// End ends a run that did not come to that.
-	End(ctx context.Context, machineID, runID string) error
-}
-
 // The phases of a restore, in the journal.
 const (
 	PhaseSafety      = "safety"
@@ -172,7 +146,7 @@ func (a *attempt) upToCommit(ctx context.Context) (DiskResult, error) {
 		return DiskResult{}, errdefs.New(errdefs.Storage, "read spec of checkpoint %s: %w", a.Target.ID, err)
 	}
 	target.ImageBuildID, target.Generation = a.Target.ImageBuildID, a.detail.Generation
-	if err := a.Destination.Begin(ctx, target, a.detail.Run, chain); err != nil {
+	if _, err := a.Destination.Begin(ctx, target, Launch{RunID: a.detail.Run, Chain: chain}); err != nil {
 		return DiskResult{}, fmt.Errorf("boot from checkpoint %s: %w", a.Target.ID, err)
 	}
 	if err := a.commit(ctx, target, chain); err != nil {

@@ -31,15 +31,15 @@ type destination struct {
 	done  []string
 }
 
-func (d *destination) Begin(_ context.Context, m catalog.Machine, _ string, chain []catalog.Layer) error {
+func (d *destination) Begin(_ context.Context, m catalog.Machine, l restore.Launch) (restore.Begun, error) {
 	if d.fails {
-		return capturetest.ErrSource
+		return restore.Begun{}, capturetest.ErrSource
 	}
-	for _, layer := range chain {
+	for _, layer := range l.Chain {
 		d.chain = append(d.chain, layer.ID)
 	}
 	d.done = append(d.done, "begin")
-	return nil
+	return restore.Begun{}, nil
 }
 
 func (d *destination) Replace(context.Context, catalog.Machine, string) error {

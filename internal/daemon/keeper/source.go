@@ -12,6 +12,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
 // Source is a machine's current run, for a capture or a restore.
@@ -59,16 +60,20 @@ func (s *Source) Boot(ctx context.Context) error {
 
 // Begin starts a run beside the machine's current one and returns when its
 // guest has answered. On error nothing of it is left.
-func (k *Keeper) Begin(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer) error {
-	run, _, err := k.begin(ctx, m, runID, chain, func() error { return nil })
+func (k *Keeper) Begin(ctx context.Context, m catalog.Machine, l restore.Launch) (restore.Begun, error) {
+	if l.Incoming != nil {
+		return restore.Begun{}, errdefs.New(errdefs.Unsupported, "begin a run of machine %s: it cannot be continued yet", m.Name)
+	}
+	began := time.Now()
+	run, note, err := k.begin(ctx, m, l.RunID, l.Chain, func() error { return nil })
 	if err != nil {
-		k.fleet.Discard(runID)
-		return err
+		k.fleet.Discard(l.RunID)
+		return restore.Begun{}, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.beside[runID] = run
-	return nil
+	k.beside[l.RunID] = run
+	return restore.Begun{Answer: time.Since(began), Note: note}, nil
 }
 
 // Replace makes a run that was begun beside the machine's current one, and
