@@ -3,6 +3,7 @@
 package monitor
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,10 +38,21 @@ const (
 type Config struct {
 	Version int `json:"version"`
 	// Run is the first run. A reboot of the guest begins the next ones with
-	// the same settings, a new run id and the chain of the Record.
+	// the same settings but Incoming, a new run id and the chain of the Record:
+	// kernel, initramfs and command line are those of a reboot then. The magic
+	// in Cmdline is the one that the guest of the first run knows, so for one
+	// with Incoming that of the boot which the checkpoint goes back to.
 	Run machine.RunConfig `json:"run"`
 	// Guest is what a freshly booted guest is told.
 	Guest Guest `json:"guest"`
+	// Wait makes the run wait for Activate, which says whose it is: one with
+	// Incoming is loaded and its vCPUs are not let go (a standby), one that
+	// boots is linked and not configured. Machine, Guest, Kernel, Initramfs and
+	// the command line of reboots may be missing until then.
+	Wait bool `json:"wait,omitempty"`
+	// AsIs takes a guest that continues as it comes: it is ready once it
+	// answers, and is told neither name nor time, nor given entropy.
+	AsIs bool `json:"as_is,omitempty"`
 	// Build is that of the starter, for people.
 	Build string `json:"build"`
 }
@@ -52,6 +64,29 @@ type Guest struct {
 	MachineID string   `json:"machine_id"`
 	OnBoot    string   `json:"on_boot,omitempty"`
 	Tmpfs     []string `json:"tmpfs,omitempty"`
+}
+
+// Activation says whose a waiting run is, and what reboots of its guest boot.
+type Activation struct {
+	MachineID   string `json:"machine_id"`
+	MachineName string `json:"machine_name"`
+	Guest       Guest  `json:"guest"`
+	Kernel      string `json:"kernel,omitempty"`
+	Initramfs   string `json:"initramfs,omitempty"`
+	Cmdline     string `json:"cmdline,omitempty"`
+}
+
+// Activated is the config of a run that was told so; nil changes nothing. An
+// empty Kernel, Initramfs or Cmdline leaves that of the config.
+func (c Config) Activated(a *Activation) Config {
+	if a == nil {
+		return c
+	}
+	c.Run.MachineID, c.Run.MachineName, c.Guest = a.MachineID, a.MachineName, a.Guest
+	c.Run.Kernel = cmp.Or(a.Kernel, c.Run.Kernel)
+	c.Run.Initramfs = cmp.Or(a.Initramfs, c.Run.Initramfs)
+	c.Run.Cmdline = cmp.Or(a.Cmdline, c.Run.Cmdline)
+	return c
 }
 
 // Socket is where the monitor of the run listens.

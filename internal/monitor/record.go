@@ -18,11 +18,14 @@ import (
 type Phase string
 
 // The phases. A run is booting from its launch to the guest's first answer.
-// A successor lets the CPUs of any phase go but those of UserPaused.
+// Held is one that a capture left paused, until its SettleCapture says how it
+// goes on. A successor lets the CPUs of any phase go but those of UserPaused
+// and Held, and of a run that continues and waits for Activate.
 const (
 	Booting    Phase = "booting"
 	Running    Phase = "running"
 	Window     Phase = "window"
+	Held       Phase = "held"
 	UserPaused Phase = "user-paused"
 	Exited     Phase = "exited"
 )
@@ -47,9 +50,30 @@ type Record struct {
 	SaidClean bool `json:"said_clean,omitempty"`
 	// ReadyUnixNano is the wall clock of this run's first ready, 0 before.
 	ReadyUnixNano int64 `json:"ready_unix_nano,omitempty"`
-	Exit          *Exit `json:"exit,omitempty"`
+	// ClosedSockets to the outside are those that the guest gave up when it
+	// was continued.
+	ClosedSockets uint32 `json:"closed_sockets,omitempty"`
+	// Activation is what a run of a Config with Wait was told; nil before.
+	Activation *Activation `json:"activation,omitempty"`
+	// Capture is the one whose window was opened and of which SettleCapture
+	// has not said yet what became of it.
+	Capture *Capture `json:"capture,omitempty"`
+	// Head is the last published capture of this run; empty before.
+	Head string `json:"head,omitempty"`
+	Exit *Exit  `json:"exit,omitempty"`
 	// Failure is why the run could not be launched or adopted.
 	Failure *Failure `json:"failure,omitempty"`
+}
+
+// Capture is one of the run, from just before its window on.
+type Capture struct {
+	CheckpointID string `json:"checkpoint_id"`
+	// Dir is the staging folder.
+	Dir string `json:"dir"`
+	// Answer is the CaptureResponse, in the JSON form of protobuf; empty until
+	// the window has closed and the files are there. A successor that finds none
+	// takes the capture for failed.
+	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
 // Exit is how the run ended.
@@ -117,7 +141,7 @@ func (p Phase) Proto() monitorv1.Phase {
 		return monitorv1.Phase_PHASE_BOOTING
 	case Running:
 		return monitorv1.Phase_PHASE_RUNNING
-	case Window:
+	case Window, Held:
 		return monitorv1.Phase_PHASE_WINDOW
 	case UserPaused:
 		return monitorv1.Phase_PHASE_USER_PAUSED
