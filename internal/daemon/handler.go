@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // maxMessageBytes bounds one message of the API; the largest are an image's
@@ -24,7 +25,8 @@ func (d *Daemon) Handler() http.Handler {
 	mux.Handle(holdpointv1connect.NewDaemonServiceHandler(daemonAPI{d}, limit))
 	mux.Handle(holdpointv1connect.NewImageServiceHandler(imageAPI{d}, limit))
 	mux.Handle(holdpointv1connect.NewMachineServiceHandler(d.machines, limit))
-	mux.Handle(holdpointv1connect.NewGuestServiceHandler(d.guest, limit))
+	path, guest := holdpointv1connect.NewGuestServiceHandler(d.guest, limit)
+	mux.Handle(path, wire.KeepWriter(guest))
 	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(d.checkpoints, limit))
 	mux.Handle(holdpointv1connect.NewRouteServiceHandler(routeAPI{d}, limit))
 	mux.Handle(holdpointv1connect.NewOperationServiceHandler(operationAPI{d}, limit))

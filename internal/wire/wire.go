@@ -1,5 +1,6 @@
-// Package wire carries errors with their kinds over Connect calls. It is the
-// one place that knows which API code a kind has.
+// Package wire carries errors with their kinds over Connect calls, and the
+// messages of a stream past them. It is the one place that knows which API code
+// a kind has.
 package wire
 
 import (

@@ -57,7 +57,11 @@ func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1
 	defer door.Done()
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
-	guest, err := run.Agent().Download(ctx, connect.NewRequest(&agentv1.DownloadRequest{Path: req.Msg.GetPath()}))
+	call := ctx
+	if send := wire.SendFrame(ctx); send != nil {
+		call = wire.WithFrames(ctx, send)
+	}
+	guest, err := run.Agent().Download(call, connect.NewRequest(&agentv1.DownloadRequest{Path: req.Msg.GetPath()}))
 	if err != nil {
 		return outcome(ctx, run, what, err)
 	}
