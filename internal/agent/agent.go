@@ -21,7 +21,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -66,8 +65,9 @@ type Config struct {
 }
 
 // Agent is the service. Its life: New; Configure is called over the link and
-// commands are accepted from then on; Shutdown is called over the link and
-// PowerOff called; Close.
+// commands are accepted from then on; where the guest goes on from a full
+// checkpoint, Continue is called over a new conversation; Shutdown is called
+// over the link and PowerOff called; Close.
 type Agent struct {
 	agentv1connect.UnimplementedAgentServiceHandler
 
@@ -78,6 +78,9 @@ type Agent struct {
 	streams  sync.WaitGroup // readers of requests that outlive their handlers
 
 	off sync.Once
+
+	clock      clock
+	continuing sync.Mutex // held by Continue
 
 	mu         sync.Mutex
 	configured *agentv1.ConfigureRequest
@@ -107,7 +110,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	family := command.NewFamily(cfg.Init)
 	return &Agent{
-		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued,
+		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: clock{real: cfg.Init},
 		commands: command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path}),
 	}, nil
 }
@@ -124,11 +127,18 @@ func (a *Agent) Close() {
 }
 
 // Serve serves in each conversation that l yields, until ctx ends or l fails,
-// and closes l.
+// and closes l. Then nobody can come back to the commands, and those that are
+// not detached are hung up.
 func (a *Agent) Serve(ctx context.Context, l net.Listener, opts ...connect.HandlerOption) error {
 	mux := http.NewServeMux()
 	mux.Handle(a.Handler(opts...))
-	return link.Serve(ctx, l, link.ServeConfig{Handler: mux, Log: a.cfg.Log})
+	err := link.Serve(ctx, conversations{l}, link.ServeConfig{Handler: mux, Log: a.cfg.Log})
+	for _, c := range a.commands.List() {
+		if !c.Detached {
+			c.HangUp()
+		}
+	}
+	return err
 }
 
 // Handler is the service and the path it is served at.
@@ -153,7 +163,7 @@ func (a *Agent) Ping(context.Context, *connect.Request[agentv1.PingRequest]) (*c
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return connect.NewResponse(&agentv1.PingResponse{
-		BootId: a.bootID, UnixNano: time.Now().UnixNano(), Build: a.cfg.Build,
+		BootId: a.bootID, UnixNano: a.clock.now().UnixNano(), Build: a.cfg.Build,
 		Configured: a.configured != nil, UptimeNano: now.Nano(),
 	}), nil
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type machine struct {
 	world string
 	off   chan struct{}
 	drop  func() // the host goes away
+	again func() // the host begins another conversation, without a word on the one before
 }
 
 func newMachine(t *testing.T) *machine {
@@ -62,22 +64,81 @@ func newMachine(t *testing.T) *machine {
 	served := make(chan struct{})
 	magic := link.NewMagic()
 	go func() { defer close(served); _ = a.Serve(ctx, link.NewGuest(port, magic)) }()
-	conn, err := link.Host(testCtx(t), host, magic)
-	if err != nil {
-		t.Fatal(err)
+	var closers []func()
+	m.again = func() {
+		if n := len(closers); n > 0 {
+			closers[n-1]()
+		}
+		conn, err := link.Host(testCtx(t), host, magic)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := &vanishing{Conn: conn, host: host}
+		tr := link.NewTransport(v)
+		m.AgentServiceClient = agentv1connect.NewAgentServiceClient(&http.Client{Transport: tr}, "http://guest")
+		closers = append(closers, func() { v.vanish(); tr.CloseIdleConnections() })
 	}
-	tr := link.NewTransport(conn)
-	m.AgentServiceClient = agentv1connect.NewAgentServiceClient(&http.Client{Transport: tr}, "http://guest")
-	m.drop = func() { _ = conn.Close() }
+	m.again()
+	m.drop = func() { _ = host.Close() }
 	t.Cleanup(func() {
-		_ = conn.Close()
-		tr.CloseIdleConnections()
+		for _, c := range closers {
+			c()
+		}
+		_ = host.Close()
 		cancel()
 		<-served
 		a.Close()
 	})
 	return m
 }
+
+// vanishing is a conversation whose end at the host can go without the guest
+// learning of it: nothing is said any more, and the channel stays open.
+type vanishing struct {
+	net.Conn
+	host net.Conn
+
+	mu      sync.Mutex
+	gone    bool
+	reading sync.Mutex
+}
+
+func (v *vanishing) vanish() {
+	v.mu.Lock()
+	first := !v.gone
+	v.gone = true
+	v.mu.Unlock()
+	if first {
+		_ = v.host.SetReadDeadline(time.Unix(1, 0))
+		v.reading.Lock()
+		_ = v.host.SetReadDeadline(time.Time{})
+		v.reading.Unlock()
+	}
+}
+
+func (v *vanishing) Read(p []byte) (int, error) {
+	v.reading.Lock()
+	defer v.reading.Unlock()
+	if v.over() {
+		return 0, io.EOF
+	}
+	return v.Conn.Read(p)
+}
+
+func (v *vanishing) Write(p []byte) (int, error) {
+	if v.over() {
+		return 0, io.ErrClosedPipe
+	}
+	return v.Conn.Write(p)
+}
+
+func (v *vanishing) over() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.gone
+}
+
+func (v *vanishing) Close() error { return nil }
 
 func configured(t *testing.T) *machine {
 	t.Helper()

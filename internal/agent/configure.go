@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/internal/agent/identity"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -50,11 +51,8 @@ func (a *Agent) Configure(_ context.Context, req *connect.Request[agentv1.Config
 }
 
 func checkConfigure(m *agentv1.ConfigureRequest) error {
-	if id := m.GetMachineId(); id != "" && (len(id) != 32 || strings.Trim(id, "0123456789abcdef") != "") {
-		return errdefs.New(errdefs.Invalid, "configure: machine id %q: use 32 lower-case hexadecimal digits", id)
-	}
-	if name := m.GetHostname(); strings.ContainsAny(name, " \t\n\x00/") || len(name) > 64 {
-		return errdefs.New(errdefs.Invalid, "configure: host name %q: use at most 64 letters, digits and -", name)
+	if err := identity.Check(m.GetHostname(), m.GetMachineId()); err != nil {
+		return fmt.Errorf("configure: %w", err)
 	}
 	for _, p := range m.GetTmpfs() {
 		if !path.IsAbs(p) || path.Clean(p) == "/" {
@@ -72,71 +70,23 @@ func sameIdentity(a, b *agentv1.ConfigureRequest) bool {
 }
 
 func (a *Agent) configure(m *agentv1.ConfigureRequest) error {
+	if err := a.tellKernel(m); err != nil {
+		return err
+	}
 	if a.cfg.Init {
-		if err := configureKernel(m); err != nil {
-			return err
+		for _, p := range m.GetTmpfs() {
+			if err := mountTmpfs(p); err != nil {
+				return err
+			}
 		}
 	}
-	if err := a.writeIdentity(m); err != nil {
+	if err := identity.WriteFiles(a.cfg.World, m.GetHostname(), m.GetMachineId()); err != nil {
 		return err
 	}
 	if m.GetOnBoot() == "" {
 		return nil
 	}
 	return a.runOnBoot(m.GetOnBoot())
-}
-
-// writeIdentity writes the files that name the machine, where they differ.
-func (a *Agent) writeIdentity(m *agentv1.ConfigureRequest) error {
-	if id := m.GetMachineId(); id != "" {
-		if err := a.writeIfNew("etc/machine-id", id+"\n"); err != nil {
-			return err
-		}
-	}
-	name := m.GetHostname()
-	if name == "" {
-		return nil
-	}
-	if err := a.writeIfNew("etc/hostname", name+"\n"); err != nil {
-		return err
-	}
-	old, err := os.ReadFile(filepath.Join(a.cfg.World, "etc/hosts"))
-	if err != nil && !os.IsNotExist(err) {
-		return fmt.Errorf("read /etc/hosts: %w", err)
-	}
-	return a.writeIfNew("etc/hosts", hosts(string(old), name))
-}
-
-// hosts gives the lines of a hosts file the machine's name, on the address
-// that Debian uses for it.
-func hosts(old, name string) string {
-	if old == "" {
-		old = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
-	}
-	var b strings.Builder
-	for line := range strings.Lines(old) {
-		if f := strings.Fields(line); len(f) > 0 && f[0] == "127.0.1.1" {
-			continue
-		}
-		b.WriteString(strings.TrimRight(line, "\n") + "\n")
-	}
-	return b.String() + "127.0.1.1 " + name + "\n"
-}
-
-// writeIfNew leaves a file alone that is right already, so that a boot writes
-// nothing to the disk.
-func (a *Agent) writeIfNew(name, content string) error {
-	full := filepath.Join(a.cfg.World, name)
-	if old, err := os.ReadFile(full); err == nil && string(old) == content {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-		return fmt.Errorf("write /%s: %w", name, err)
-	}
-	if err := os.WriteFile(full, []byte(content), 0o644); err != nil {
-		return fmt.Errorf("write /%s: %w", name, err)
-	}
-	return nil
 }
 
 // runOnBoot starts the on-boot command. Its output goes to a log in memory and

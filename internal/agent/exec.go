@@ -19,7 +19,10 @@ import (
 type execStream = connect.BidiStream[agentv1.ExecRequest, agentv1.ExecResponse]
 
 // Exec starts a command or attaches to one, and carries its input and output
-// until it has ended or the stream is closed.
+// until it has ended or the stream is closed. A command whose stream is closed
+// is hung up unless it is detached. One whose stream ended with the whole
+// conversation goes on as if it were: the guest may be a restored one, in
+// which the other side vanished without a word, and its user may come back.
 func (a *Agent) Exec(ctx context.Context, stream *execStream) error {
 	if err := a.ready(); err != nil {
 		return wire.Encode(err)
@@ -55,12 +58,17 @@ func (a *Agent) Exec(ctx context.Context, stream *execStream) error {
 		return wire.Encode(err)
 	}
 	defer out.Close()
-	if owner {
-		defer a.commands.Forget(c)
-		defer c.HangUp() // no harm once it has ended
-	}
 	a.streams.Go(func() { a.carryInput(stream, c, owner) })
-	return a.carryOutput(ctx, stream, c, out, first.GetStart().GetDetach())
+	err = a.carryOutput(ctx, stream, c, out, first.GetStart().GetDetach())
+	switch {
+	case err == nil || !owner:
+	case conversationOver(ctx):
+		a.commands.Keep(c)
+	default:
+		a.commands.Forget(c)
+		c.HangUp()
+	}
+	return err
 }
 
 func (a *Agent) start(s *agentv1.ExecStart) (*command.Command, error) {
@@ -142,7 +150,7 @@ func (a *Agent) ListCommands(context.Context, *connect.Request[agentv1.ListComma
 	resp := &agentv1.ListCommandsResponse{}
 	for _, c := range a.commands.List() {
 		m := &agentv1.Command{
-			Id: c.ID, Pid: int32(c.PID()), Argv: c.Argv, Detached: c.Detached, Tty: c.TTY,
+			Id: c.ID, Pid: int32(c.PID()), Argv: c.Argv, Detached: c.OnItsOwn(), Tty: c.TTY,
 			StartedUnixNano: c.Started.UnixNano(), Attached: c.Attached(), Running: true,
 		}
 		select {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,7 +28,8 @@ const (
 
 // Command is one started command. Its life: Set.Start starts it; it prints
 // into its output, which readers read; it ends, its output is drained, and
-// Wait returns. A detached one stays in its Set until its exit code was read.
+// Wait returns. One that is detached, or kept since its user vanished, stays in
+// its Set until its exit code was read.
 type Command struct {
 	ID       string
 	Argv     []string
@@ -43,7 +45,13 @@ type Command struct {
 
 	hangUp sync.Once
 	hung   chan struct{} // closed by HangUp
+
+	kept atomic.Bool // by Set.Keep
 }
+
+// OnItsOwn reports whether the command belongs to no stream: it was started
+// detached, or is kept.
+func (c *Command) OnItsOwn() bool { return c.Detached || c.kept.Load() }
 
 // PID is the command's process and its process group.
 func (c *Command) PID() int { return c.child.PID }

@@ -5,13 +5,17 @@ package command
 import (
 	"context"
 	"io"
+	"sort"
 	"sync"
 )
 
 const (
-	// kept is how much output waits for its readers, and how much of a
-	// detached command's is kept for those who attach later, in bytes.
+	// kept is how much output waits for its readers, and how much is kept
+	// for those who attach later, in bytes.
 	kept = 1 << 20
+	// segmentCost is what a segment counts among what is kept besides its
+	// bytes: about what it takes.
+	segmentCost = 64
 	// merge is up to which size small pieces of output become one.
 	merge = 64 << 10
 	// Piece is the largest piece of output or input at once, in bytes.
@@ -22,28 +26,31 @@ const (
 // the last part is kept. While somebody reads, the command waits for the
 // slowest reader; nobody's output is dropped.
 type output struct {
-	history bool // keep what was read, for later readers
-
 	mu sync.Mutex
 	// awaited is until the first reader comes, for whom all is kept.
-	awaited  bool
-	segments []segment
-	start    uint64 // position of the first byte of segments
-	end      uint64
-	read     uint64 // up to here somebody has read
-	dropped  uint64 // bytes that nobody has read
-	readers  map[*Reader]struct{}
-	closed   bool
-	changed  chan struct{}
+	awaited bool
+	// forgotten is when only what readers wait for is kept.
+	forgotten bool
+	segments  []segment
+	start     uint64 // position of the first byte of segments
+	end       uint64
+	read      uint64 // up to here somebody has read
+	dropped   uint64 // bytes that nobody has read
+	readers   map[*Reader]struct{}
+	closed    bool
+	changed   chan struct{}
 }
 
 type segment struct {
 	stderr bool
+	at     uint64 // position of its first byte
 	data   []byte
 }
 
-func newOutput(history bool) *output {
-	return &output{history: history, awaited: !history, readers: map[*Reader]struct{}{}, changed: make(chan struct{})}
+// newOutput is empty. If it is awaited, the command waits for the first reader
+// rather than lose anything.
+func newOutput(awaited bool) *output {
+	return &output{awaited: awaited, readers: map[*Reader]struct{}{}, changed: make(chan struct{})}
 }
 
 // Reader reads a command's output. Close it.
@@ -103,7 +110,7 @@ func (o *output) write(stderr bool, p []byte) {
 	if last >= 0 && o.segments[last].stderr == stderr && len(o.segments[last].data)+len(p) <= merge {
 		o.segments[last].data = append(o.segments[last].data, p...)
 	} else {
-		o.segments = append(o.segments, segment{stderr, append([]byte(nil), p...)})
+		o.segments = append(o.segments, segment{stderr, o.end, append([]byte(nil), p...)})
 	}
 	o.end += uint64(len(p))
 	o.trim()
@@ -115,7 +122,8 @@ func (o *output) trim() {
 	slowest := o.slowest()
 	for len(o.segments) > 0 {
 		n := uint64(len(o.segments[0].data))
-		if o.start+n > slowest || (o.history && o.end-o.start <= kept) {
+		cost := o.end - o.start + uint64(len(o.segments))*segmentCost
+		if o.start+n > slowest || (!o.forgotten && cost <= kept) {
 			return
 		}
 		if next := o.start + n; next > o.read {
@@ -138,7 +146,7 @@ func (o *output) close() {
 func (o *output) forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.history, o.awaited = false, false
+	o.forgotten, o.awaited = true, false
 	o.trim()
 }
 
@@ -175,21 +183,16 @@ func (r *Reader) Next(ctx context.Context) (p []byte, stderr bool, err error) {
 			return nil, false, context.Cause(ctx)
 		}
 	}
-	at := o.start
-	for _, s := range o.segments {
-		if end := at + uint64(len(s.data)); r.pos >= end {
-			at = end
-			continue
-		}
-		p = s.data[r.pos-at:]
-		p = p[:min(len(p), Piece):min(len(p), Piece)]
-		r.pos += uint64(len(p))
-		o.read = max(o.read, r.pos)
-		o.trim()
-		o.wake()
-		return p, s.stderr, nil
-	}
-	panic("command: a reader is outside the output") // positions are ours alone
+	// The last segment that begins at or before the reader's position.
+	i := sort.Search(len(o.segments), func(i int) bool { return o.segments[i].at > r.pos }) - 1
+	p = o.segments[i].data[r.pos-o.segments[i].at:]
+	p = p[:min(len(p), Piece):min(len(p), Piece)]
+	stderr = o.segments[i].stderr
+	r.pos += uint64(len(p))
+	o.read = max(o.read, r.pos)
+	o.trim()
+	o.wake()
+	return p, stderr, nil
 }
 
 // Close stops reading; the command need not wait for this reader any more.

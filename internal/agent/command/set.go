@@ -25,7 +25,7 @@ const (
 	notFound  = 127
 	cannotRun = 126
 
-	// Ended detached commands whose exit code nobody has read: how many are
+	// Ended commands on their own whose exit code nobody has read: how many are
 	// kept, and how much of their output in all, in bytes.
 	keptEnded       = 128
 	keptEndedOutput = 8 << 20
@@ -78,7 +78,7 @@ type Set struct {
 
 	mu       sync.Mutex
 	commands map[string]*Command
-	ended    []*Command // detached, exit code unread, oldest first
+	ended    []*Command // on their own, exit code unread, oldest first
 }
 
 // NewSet returns a set without commands.
@@ -101,7 +101,7 @@ func (s *Set) Start(spec Spec) (*Command, error) {
 	}
 	c := &Command{
 		ID: newID(), Argv: spec.Argv, Detached: spec.Detached, TTY: spec.TTY, Started: time.Now(),
-		out: newOutput(spec.Detached), done: make(chan struct{}), hung: make(chan struct{}),
+		out: newOutput(!spec.Detached), done: make(chan struct{}), hung: make(chan struct{}),
 	}
 	e, err := newEnds(spec, attr.Sys.Credential)
 	if err != nil {
@@ -138,14 +138,35 @@ func (s *Set) begin(c *Command, e *ends) {
 	})
 }
 
-// hasEnded keeps a detached command for whoever comes to read its exit code.
+// hasEnded keeps a command that is on its own for whoever comes to read its
+// exit code.
 func (s *Set) hasEnded(c *Command) {
-	if !c.Detached {
-		return
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.commands[c.ID] == nil {
+	if c.OnItsOwn() {
+		s.keepEnded(c)
+	}
+}
+
+// Keep leaves a command on its own whose user vanished: it goes on, and then
+// its exit code and the end of its output wait for whoever attaches.
+func (s *Set) Keep(c *Command) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.OnItsOwn() {
+		return
+	}
+	c.kept.Store(true)
+	select {
+	case <-c.done:
+		s.keepEnded(c)
+	default: // hasEnded is still to come
+	}
+}
+
+// keepEnded bounds what is kept. The caller holds mu.
+func (s *Set) keepEnded(c *Command) {
+	if s.commands[c.ID] == nil || slices.Contains(s.ended, c) {
 		return
 	}
 	s.ended = append(s.ended, c)

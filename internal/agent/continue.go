@@ -1,0 +1,138 @@
+//go:build linux
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/internal/agent/identity"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
+
+// minEntropy is how many bytes Continue needs at least.
+const minEntropy = 32
+
+// told is what Configure and Continue both tell the kernel.
+type told interface {
+	GetHostname() string
+	GetUnixNano() int64
+	GetEntropy() []byte
+}
+
+// tellKernel gives the kernel fresh entropy first, so that nothing draws from
+// what others have, then the time and the name.
+func (a *Agent) tellKernel(m told) error {
+	if len(m.GetEntropy()) > 0 && a.cfg.Init {
+		if err := identity.AddEntropy(m.GetEntropy()); err != nil {
+			return err
+		}
+	}
+	if m.GetUnixNano() != 0 {
+		if err := a.clock.set(m.GetUnixNano()); err != nil {
+			return err
+		}
+	}
+	if m.GetHostname() != "" && a.cfg.Init {
+		return identity.SetHostname(m.GetHostname())
+	}
+	return nil
+}
+
+// Continue tells a guest that goes on from a full checkpoint who it is now.
+// After an error some of it may have been done; it may be called again.
+func (a *Agent) Continue(_ context.Context, req *connect.Request[agentv1.ContinueRequest]) (*connect.Response[agentv1.ContinueResponse], error) {
+	closed, err := a.goOn(req.Msg)
+	if err != nil {
+		return nil, wire.Encode(fmt.Errorf("continue: %w", err))
+	}
+	return connect.NewResponse(&agentv1.ContinueResponse{ClosedSockets: uint32(closed)}), nil
+}
+
+func (a *Agent) goOn(m *agentv1.ContinueRequest) (closedSockets int, err error) {
+	if err := identity.Check(m.GetHostname(), m.GetMachineId()); err != nil {
+		return 0, err
+	}
+	if n := len(m.GetEntropy()); n < minEntropy {
+		return 0, errdefs.New(errdefs.Invalid, "%d bytes of entropy: give at least %d", n, minEntropy)
+	}
+	a.continuing.Lock()
+	defer a.continuing.Unlock()
+	if err := a.ready(); err != nil {
+		return 0, err
+	}
+	if err := a.tellKernel(m); err != nil {
+		return 0, err
+	}
+	if a.cfg.Init {
+		if closedSockets, err = identity.DestroyOutside(); err != nil {
+			// They end as their programs send or give up.
+			a.cfg.Log.Warn("destroy sockets to the outside", "destroyed", closedSockets, "error", err)
+		}
+	}
+	if err := identity.WriteFiles(a.cfg.World, m.GetHostname(), m.GetMachineId()); err != nil {
+		return 0, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := proto.CloneOf(a.configured)
+	if m.GetHostname() != "" {
+		now.Hostname = m.GetHostname()
+	}
+	if m.GetMachineId() != "" {
+		now.MachineId = m.GetMachineId()
+	}
+	a.configured = now
+	return closedSockets, nil
+}
+
+// StepClock moves the wall clock.
+func (a *Agent) StepClock(_ context.Context, req *connect.Request[agentv1.StepClockRequest]) (*connect.Response[agentv1.StepClockResponse], error) {
+	if err := a.clock.step(time.Duration(req.Msg.GetDeltaNano())); err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(&agentv1.StepClockResponse{}), nil
+}
+
+// clock is the guest's wall clock: the kernel's, or, for an agent that must
+// not touch that, what it would be.
+type clock struct {
+	real bool
+
+	mu  sync.Mutex
+	off time.Duration // against the kernel's
+}
+
+// now is the wall clock's time.
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.off)
+}
+
+func (c *clock) set(unixNano int64) error {
+	if c.real {
+		return identity.SetClock(unixNano)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off = time.Until(time.Unix(0, unixNano))
+	return nil
+}
+
+func (c *clock) step(d time.Duration) error {
+	if c.real {
+		return identity.StepClock(d)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off += d
+	return nil
+}

@@ -1,0 +1,136 @@
+//go:build linux
+
+// Package identity makes a guest who it is told to be: the files that name it,
+// its host name, the kernel's random numbers and wall clock, and the end of TCP
+// connections that belonged to another instant. It acts when it is asked and
+// keeps nothing; when a guest is told what is for package agent.
+package identity
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Check refuses, with kind INVALID, a host name or machine id that is none.
+// Empty is right for both and means that it stays as it is.
+func Check(hostname, machineID string) error {
+	if machineID != "" && (len(machineID) != 32 || strings.Trim(machineID, "0123456789abcdef") != "") {
+		return errdefs.New(errdefs.Invalid, "machine id %q: use 32 lower-case hexadecimal digits", machineID)
+	}
+	if strings.ContainsAny(hostname, " \t\n\x00/") || len(hostname) > 64 {
+		return errdefs.New(errdefs.Invalid, "host name %q: use at most 64 letters, digits and -", hostname)
+	}
+	return nil
+}
+
+// WriteFiles writes the files below root that name a machine: /etc/machine-id,
+// /etc/hostname and the line of /etc/hosts. Those that are right already stay
+// untouched, so that a boot writes nothing to the disk; what stands for an
+// empty argument stays too. Programs that read at the same time see the old
+// content or the new one.
+func WriteFiles(root, hostname, machineID string) error {
+	if machineID != "" {
+		if err := write(root, "etc/machine-id", machineID+"\n"); err != nil {
+			return err
+		}
+	}
+	if hostname == "" {
+		return nil
+	}
+	if err := write(root, "etc/hostname", hostname+"\n"); err != nil {
+		return err
+	}
+	old, err := os.ReadFile(filepath.Join(root, "etc/hosts"))
+	if err != nil && !os.IsNotExist(err) {
+		return fmt.Errorf("read /etc/hosts: %w", err)
+	}
+	return write(root, "etc/hosts", hosts(string(old), hostname))
+}
+
+// hosts gives the lines of a hosts file the machine's name, on the address
+// that Debian uses for it.
+func hosts(old, name string) string {
+	if old == "" {
+		old = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+	}
+	var b strings.Builder
+	for line := range strings.Lines(old) {
+		if f := strings.Fields(line); len(f) > 0 && f[0] == "127.0.1.1" {
+			continue
+		}
+		b.WriteString(strings.TrimRight(line, "\n") + "\n")
+	}
+	return b.String() + "127.0.1.1 " + name + "\n"
+}
+
+// write gives a file its content. One of the same length is overwritten in
+// place by one write: it stays the file that containers of the guest have
+// mounted. Others are replaced by a new one, unless that cannot be: a mount
+// point cannot be replaced, and a full disk has no room for a second file.
+func write(root, name, content string) error {
+	full := filepath.Join(root, name)
+	old, err := os.ReadFile(full)
+	switch {
+	case err == nil && string(old) == content:
+		return nil
+	case err == nil && len(old) == len(content):
+		err = overwrite(full, content)
+	case err == nil:
+		if replace(full, content) != nil {
+			err = overwrite(full, content)
+		}
+	case os.IsNotExist(err):
+		if err = os.MkdirAll(filepath.Dir(full), 0o755); err == nil {
+			err = replace(full, content)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write /%s: %w", name, err)
+	}
+	return nil
+}
+
+// overwrite never leaves less in the file than was there or is to be there.
+func overwrite(full, content string) error {
+	f, err := os.OpenFile(full, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte(content), 0); err != nil {
+		return err
+	}
+	return f.Truncate(int64(len(content)))
+}
+
+// replace puts a new file, with the owner and mode of the old one, in its place.
+func replace(full, content string) error {
+	if target, err := filepath.EvalSymlinks(full); err == nil {
+		full = target
+	}
+	f, err := os.CreateTemp(filepath.Dir(full), "."+filepath.Base(full)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // it is not there after the rename
+	defer f.Close()
+	mode := os.FileMode(0o644)
+	if fi, err := os.Stat(full); err == nil {
+		mode = fi.Mode().Perm()
+		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+			_ = f.Chown(int(st.Uid), int(st.Gid)) // its content is what matters
+		}
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := f.WriteString(content); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), full)
+}
