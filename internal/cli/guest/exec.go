@@ -73,6 +73,7 @@ func (e *Exec) Run(ctx context.Context, c *client.Client) (Result, error) {
 			return stream.Send(&holdpointv1.GuestExecRequest{Message: m})
 		},
 	}
+	r.workers.Go(func() { r.closeAtEnd(ctx, stream.CloseRequest) })
 	r.begin()
 	result, err := r.receive(stream.Receive)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
@@ -135,6 +136,18 @@ func (r *running) begin() {
 	}
 	// Such a Read cannot be interrupted; its goroutine ends with its stream.
 	go r.passInput()
+}
+
+// closeAtEnd closes the request when ctx ends: HTTP/2's client does not heed its
+// context while it waits for more of a request whose answer has begun.
+func (r *running) closeAtEnd(ctx context.Context, closeRequest func() error) {
+	select {
+	case <-ctx.Done():
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		_ = closeRequest() // receive says why
+	case <-r.done:
+	}
 }
 
 func (r *running) finish(closeRequest func() error) {
