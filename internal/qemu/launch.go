@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 	"github.com/holdpoint/holdpoint/internal/undo"
@@ -46,7 +46,7 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, err
 	}
-	args, err := arguments(caps, cfg)
+	args, err := argv.Arguments(caps, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -57,18 +57,22 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, fmt.Errorf("prepare run %s: %w", cfg.RunID, err)
 	}
-	p, err := spawn(append(append(slices.Clone(q.launcher), caps.Binary), args...), files)
+	p, err := spawn(append([]string{caps.Binary}, args...), files)
 	if err != nil {
-		return nil, launchError(cfg, err)
+		return nil, launchError(cfg, false, err)
 	}
 	steps.Add(p.killAndWait)
 	client, err := greet(ctx, cfg)
+	if err == nil {
+		steps.Add(func() { _ = client.Close() })
+		err = q.ready(ctx, caps, cfg, p, client)
+	}
 	if err != nil {
 		if ctx.Err() == nil { // QEMU hung up; what it printed is complete when it is gone
 			_ = p.signal(unix.SIGKILL)
 			p.awaitEnd(exitGrace)
 		}
-		return nil, launchError(cfg, err)
+		return nil, launchError(cfg, client != nil, err)
 	}
 	steps.Release()
 	return newRun(q, cfg, p, client), nil
@@ -100,7 +104,11 @@ func prepare(cfg machine.RunConfig, steps *undo.Stack) (f *inherited, err error)
 	if _, err := os.Stat(path(consoleFile)); err != nil {
 		steps.Add(func() { _ = os.Remove(path(consoleFile)) })
 	}
-	for name, size := range map[string]int64{memoryFile: cfg.MemoryBytes, eventsOut: 0, consoleFile: -1} {
+	sizes := map[string]int64{eventsOut: 0, consoleFile: -1}
+	if cfg.Incoming == nil {
+		sizes[memoryFile] = cfg.MemoryBytes
+	}
+	for name, size := range sizes {
 		if err := createFile(path(name), size); err != nil {
 			return f, err
 		}
@@ -166,7 +174,7 @@ func spawn(argv []string, f *inherited) (*process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = f.output, f.output
-	cmd.ExtraFiles = []*os.File{f.qmp, f.link} // qmpFD and linkFD
+	cmd.ExtraFiles = []*os.File{f.qmp, f.link} // argv.QMPFD and argv.LinkFD
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
@@ -183,31 +191,19 @@ func spawn(argv []string, f *inherited) (*process, error) {
 	return p, err
 }
 
-// ExecTraceable lets any process of the same user look into this one under
-// Yama's ptrace_scope=1, which otherwise lets ancestors only, and becomes
-// argv[0], an absolute path. The permission outlives the exec, because Yama ties
-// it to the task. It returns only on error.
-func ExecTraceable(argv []string) error {
-	anyone := ^uintptr(0) // PR_SET_PTRACER_ANY
-	err := unix.Prctl(unix.PR_SET_PTRACER, anyone, 0, 0, 0)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // a kernel without Yama has nothing to permit
-		return fmt.Errorf("permit ptrace: %w", err)
-	}
-	if err := unix.Exec(argv[0], argv, os.Environ()); err != nil {
-		return fmt.Errorf("exec %q: %w", argv[0], err)
-	}
-	return nil
-}
-
 // greet waits until QEMU has made all devices and its event log is on.
 func greet(ctx context.Context, cfg machine.RunConfig) (*qmp.Client, error) {
 	client, err := qmp.Dial(ctx, filepath.Join(cfg.SocketDir, qmpSocket))
 	if err != nil {
 		return nil, err
 	}
+	want := "prelaunch"
+	if cfg.Incoming != nil {
+		want = "inmigrate"
+	}
 	var status struct{ Status string }
-	if err = client.Execute(ctx, "query-status", nil, &status); err == nil && status.Status != "prelaunch" {
-		err = fmt.Errorf("its status is %q and not prelaunch", status.Status)
+	if err = client.Execute(ctx, "query-status", nil, &status); err == nil && status.Status != want {
+		err = fmt.Errorf("its status is %q and not %s", status.Status, want)
 	}
 	if err == nil {
 		err = awaitEvents(ctx, filepath.Join(cfg.Dir, eventsOut))
@@ -237,19 +233,22 @@ func awaitEvents(ctx context.Context, path string) error {
 	}
 }
 
-// launchError says why QEMU did not start, by what it printed.
-func launchError(cfg machine.RunConfig, err error) error {
+// launchError says why QEMU did not start, or did not load once it had greeted,
+// by what it printed.
+func launchError(cfg machine.RunConfig, greeted bool, err error) error {
 	if errdefs.KindOf(err) != errdefs.Internal {
 		return fmt.Errorf("launch run %s: %w", cfg.RunID, err)
 	}
 	line := printed(cfg)
 	switch {
+	case greeted && cfg.Incoming != nil && line != "":
+		return fmt.Errorf("launch run %s: %w", cfg.RunID, loadError(cfg, err))
 	case line == "":
 		return fmt.Errorf("launch run %s: %w", cfg.RunID, err)
 	case strings.Contains(line, "Cannot allocate memory"):
 		return errdefs.New(errdefs.NoSpace, "launch run %s: the host has not enough memory for a machine of %d MiB (%s); use less --memory or stop another machine",
 			cfg.RunID, cfg.MemoryBytes>>20, line)
-	case strings.Contains(line, "Is another process using the image"):
+	case strings.Contains(line, inUse):
 		return errdefs.New(errdefs.Conflict, "launch run %s: another process has its disk open: %s", cfg.RunID, line)
 	case strings.Contains(line, "KVM") || strings.Contains(line, "host doesn't support requested feature"):
 		return errdefs.New(errdefs.Unsupported, "launch run %s: KVM does not work here: %s", cfg.RunID, line)
@@ -261,3 +260,6 @@ func launchError(cfg machine.RunConfig, err error) error {
 func printed(cfg machine.RunConfig) string {
 	return host.LastLine(string(tail(filepath.Join(cfg.Dir, outputFile), 4096)))
 }
+
+// inUse is in what QEMU prints when it cannot lock an image.
+const inUse = "Is another process using the image"

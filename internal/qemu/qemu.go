@@ -9,32 +9,28 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
 // Config is what a QEMU needs.
 type Config struct {
 	// Host knows the binary and what it can do.
-	Host *host.Host
-	// Launcher is put before QEMU's command line: a program that ends in
-	// ExecTraceable. Empty to start QEMU itself, which is enough unless a
-	// successor is to look into its memory.
-	Launcher []string
-	Logger   *slog.Logger
+	Host   *host.Host
+	Logger *slog.Logger
 }
 
 // QEMU is a machine.Hypervisor. It holds no process: runs do.
 type QEMU struct {
-	host     *host.Host
-	launcher []string
-	log      *slog.Logger
+	host *host.Host
+	log  *slog.Logger
 }
 
 var _ machine.Hypervisor = (*QEMU)(nil)
 
 // New returns a QEMU. Nothing is started or looked for yet.
 func New(cfg Config) *QEMU {
-	q := &QEMU{host: cfg.Host, launcher: cfg.Launcher, log: cfg.Logger}
+	q := &QEMU{host: cfg.Host, log: cfg.Logger}
 	if q.log == nil {
 		q.log = slog.New(slog.DiscardHandler)
 	}
@@ -43,14 +39,13 @@ func New(cfg Config) *QEMU {
 
 // The names in a run's folders.
 const (
-	memoryFile  = "memory"
-	consoleFile = "console.log"
+	memoryFile  = argv.Memory
+	consoleFile = argv.Console
 	outputFile  = "qemu.log"
-	pidFile     = "qemu.pid"
+	pidFile     = argv.PIDFile
 	killFile    = "killed"
-	eventsPipe  = "events"     // the name QEMU takes; the files are:
-	eventsIn    = "events.in"  // a pipe
-	eventsOut   = "events.out" // a file
+	eventsIn    = argv.EventsIn
+	eventsOut   = argv.EventsOut
 
 	qmpSocket  = "qmp.sock"
 	linkSocket = "link.sock"
@@ -82,10 +77,10 @@ func check(cfg machine.RunConfig) error {
 	for _, l := range cfg.Disk {
 		files["disk layer "+l.ID] = l.Path
 	}
-	if cfg.Kernel != "" { // a guest may boot from its disk
+	if cfg.Kernel != "" && cfg.Incoming == nil { // a guest may boot from its disk
 		files["kernel"] = cfg.Kernel
 	}
-	if cfg.Initramfs != "" {
+	if cfg.Initramfs != "" && cfg.Incoming == nil {
 		files["initramfs"] = cfg.Initramfs
 	}
 	for what, path := range files {
@@ -93,5 +88,5 @@ func check(cfg machine.RunConfig) error {
 			return errdefs.New(errdefs.NotFound, "launch run %q: find %s: %w", cfg.RunID, what, err)
 		}
 	}
-	return nil
+	return checkIncoming(cfg)
 }

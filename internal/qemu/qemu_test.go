@@ -16,22 +16,12 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
-	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
-// launcherArg makes this binary a launcher.
-const launcherArg = "launch-qemu"
-
-func TestMain(m *testing.M) {
-	if len(os.Args) > 2 && os.Args[1] == launcherArg {
-		fmt.Fprintln(os.Stderr, ExecTraceable(os.Args[2:]))
-		os.Exit(1)
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // bench has a real QEMU and disks; its guests are only firmware, which finds
 // nothing to boot and waits.
@@ -123,25 +113,6 @@ func awaitExit(t *testing.T, r machine.Run, reason machine.ExitReason) {
 func TestSuite(t *testing.T) {
 	b := newBench(t)
 	machinetest.Suite(t, machinetest.Fixture{Hypervisor: b.q, Config: b.config, Overlay: b.overlay})
-}
-
-func TestLauncher(t *testing.T) {
-	b := newBench(t)
-	self, err := os.Executable()
-	must(t, err)
-	b.q = New(Config{Host: b.q.host, Launcher: []string{self, launcherArg}})
-	cfg := b.config(t)
-	r := b.launch(t, cfg)
-	must(t, r.Resume(ctxOf(t)))
-	must(t, r.Close())
-	next, err := b.q.Adopt(ctxOf(t), cfg, r.Process())
-	must(t, err)
-	must(t, next.Kill(ctxOf(t)))
-	awaitExit(t, next, machine.Killed)
-	b.q = New(Config{Host: b.q.host, Launcher: []string{"/no/such/launcher"}})
-	if _, err := b.q.Launch(ctxOf(t), b.config(t)); !errdefs.Is(err, errdefs.Unsupported) {
-		t.Errorf("missing launcher: %v", err)
-	}
 }
 
 // openFiles are the flags with which the process has the file open.

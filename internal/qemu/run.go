@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -27,8 +28,10 @@ type run struct {
 	log    *slog.Logger
 	cfg    machine.RunConfig
 	proc   *process
+	host   *host.Host
 	exited chan struct{}
-	// stop ends the log keeper.
+	// life ends with the exit or Close, by stop; tasks are over then too.
+	life  context.Context
 	stop  context.CancelFunc
 	tasks sync.WaitGroup
 	// changing is a semaphore around what changes the run's state or its block
@@ -43,15 +46,26 @@ type run struct {
 }
 
 func newRun(q *QEMU, cfg machine.RunConfig, p *process, client *qmp.Client) *run {
-	ctx, stop := context.WithCancel(context.Background())
+	life, stop := context.WithCancel(context.Background())
 	r := &run{
-		log: q.log.With("run", cfg.RunID), cfg: cfg, proc: p, exited: make(chan struct{}), stop: stop,
+		log: q.log.With("run", cfg.RunID), cfg: cfg, proc: p, host: q.host,
+		exited: make(chan struct{}), life: life, stop: stop,
 		changing: make(chan struct{}, 1), dialing: make(chan struct{}, 1),
 		client: client,
 	}
 	r.tasks.Go(r.watch)
-	r.tasks.Go(func() { r.keepLogs(ctx) })
+	r.tasks.Go(func() { r.keepLogs(life) })
 	return r
+}
+
+// spawn runs f as one of the tasks for which Close waits; false after Close.
+func (r *run) spawn(f func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed {
+		r.tasks.Go(f)
+	}
+	return !r.closed
 }
 
 // Adopt is that of machine.Hypervisor. Beside NOT_FOUND it fails with CONFLICT
@@ -222,6 +236,12 @@ func (r *run) execute(ctx context.Context, verb, command string, args, result an
 	return r.explain(ctx, verb, client.Execute(ctx, command, args, result))
 }
 
+func (r *run) current() *qmp.Client {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.client
+}
+
 // connected returns the client, a new one if the connection broke.
 func (r *run) connected(ctx context.Context, verb string) (*qmp.Client, error) {
 	select {
@@ -233,9 +253,7 @@ func (r *run) connected(ctx context.Context, verb string) (*qmp.Client, error) {
 	if err := r.usable(verb); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	client := r.client
-	r.mu.Unlock()
+	client := r.current()
 	if client.Err() == nil {
 		return client, nil
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 )
 
 // undoTimeout bounds what sets a failed switch right, which must not end with
@@ -33,17 +34,8 @@ func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	if running {
 		return errdefs.New(errdefs.WrongState, "switch disk of run %s: it is running; pause it first", r.cfg.RunID)
 	}
-	old, size, err := r.top(ctx)
-	if err != nil {
-		return err
-	}
-	if old == disk.NodeName(top.ID) {
-		return nil
-	}
-	if err := checkOverlay(top, size); err != nil {
-		return fmt.Errorf("switch disk of run %s: %w", r.cfg.RunID, err)
-	}
-	if err := r.addNode(ctx, top); err != nil {
+	old, err := r.prepareTop(ctx, "switch disk of", top)
+	if err != nil || old == "" {
 		return err
 	}
 	args := map[string]any{"node": old, "overlay": disk.NodeName(top.ID)}
@@ -52,6 +44,19 @@ func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
 		return r.settle(ctx, top, err)
 	}
 	return nil
+}
+
+// prepareTop adds the node of an overlay that is going to be the top, and
+// returns the node of the top it goes on; empty when it is the top already.
+func (r *run) prepareTop(ctx context.Context, verb string, top machine.Layer) (old string, err error) {
+	old, size, err := r.top(ctx)
+	if err != nil || old == disk.NodeName(top.ID) {
+		return "", err
+	}
+	if err := checkOverlay(top, size); err != nil {
+		return "", fmt.Errorf("%s run %s: %w", verb, r.cfg.RunID, err)
+	}
+	return old, r.addNode(ctx, top)
 }
 
 // checkOverlay refuses what would show the guest another disk.
@@ -87,11 +92,11 @@ func (r *run) top(ctx context.Context) (node string, size int64, err error) {
 		return "", 0, err
 	}
 	for _, d := range devices {
-		if d.QDev == diskPath {
+		if d.QDev == argv.DiskPath {
 			return d.Inserted.NodeName, d.Inserted.Image.VirtualSize, nil
 		}
 	}
-	return "", 0, fmt.Errorf("look at disk of run %s: QEMU has no device %s", r.cfg.RunID, diskPath)
+	return "", 0, fmt.Errorf("look at disk of run %s: QEMU has no device %s", r.cfg.RunID, argv.DiskPath)
 }
 
 // addNode adds the overlay's node, in place of one that an interrupted switch

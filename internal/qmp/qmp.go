@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"time"
 )
 
 // maxLine bounds one message of the peer, in bytes. The longest real answer,
@@ -80,6 +81,8 @@ type Client struct {
 type reply struct {
 	ret json.RawMessage
 	err *Error
+	// at is when the answer was read.
+	at time.Time
 }
 
 // Dial connects to the socket at path and negotiates; see Connect.
@@ -160,15 +163,12 @@ func (c *Client) Execute(ctx context.Context, name string, args, result any) err
 // executes them in order and does not stop at a refused one: the errors of
 // all are joined, in order.
 func (c *Client) Pipeline(ctx context.Context, cmds ...Command) error {
-	calls, data, err := c.prepare(cmds)
+	b, err := c.Start(ctx, cmds...)
 	if err != nil {
 		return err
 	}
-	defer c.forget(calls)
-	if err := c.send(ctx, data, nil); err != nil {
-		return fmt.Errorf("send %s: %w", cmds[0].Name, err)
-	}
-	return c.await(ctx, cmds, calls)
+	defer b.Forget()
+	return b.awaitAll(ctx)
 }
 
 type call struct {
@@ -214,45 +214,6 @@ func (c *Client) forget(calls []call) {
 	for _, l := range calls {
 		delete(c.pending, l.id)
 	}
-}
-
-func (c *Client) await(ctx context.Context, cmds []Command, calls []call) error {
-	var errs []error
-	for i, l := range calls {
-		r, err := c.awaitOne(ctx, l)
-		switch {
-		case err != nil:
-			return errors.Join(append(errs, fmt.Errorf("await %s: %w", cmds[i].Name, err))...)
-		case r.err != nil:
-			errs = append(errs, fmt.Errorf("execute %s: %w", cmds[i].Name, r.err))
-		case cmds[i].Result != nil:
-			if err := json.Unmarshal(r.ret, cmds[i].Result); err != nil {
-				errs = append(errs, fmt.Errorf("decode answer of %s: %w", cmds[i].Name, err))
-			}
-		}
-	}
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	return errors.Join(errs...)
-}
-
-func (c *Client) awaitOne(ctx context.Context, l call) (reply, error) {
-	select {
-	case r := <-l.reply:
-		return r, nil
-	case <-ctx.Done():
-	case <-c.done:
-	}
-	select { // an answer that is already here counts
-	case r := <-l.reply:
-		return r, nil
-	default:
-	}
-	if err := c.Err(); err != nil {
-		return reply{}, err
-	}
-	return reply{}, ctx.Err()
 }
 
 // fail ends the conversation for the given reason; only the first one counts.

@@ -140,7 +140,7 @@ func (c *Client) deliver(m message) {
 	defer c.mu.Unlock()
 	if ch, ok := c.pending[id]; ok {
 		delete(c.pending, id)
-		ch <- reply{ret: m.Return, err: m.Error} // has room for its one answer
+		ch <- reply{ret: m.Return, err: m.Error, at: time.Now()} // has room for its one answer
 	}
 }
 
@@ -232,13 +232,10 @@ func (c *Client) executeWithFile(ctx context.Context, file *os.File, cmd Command
 		return c.Err()
 	}
 	defer func() { <-c.sendingFile }()
-	calls, data, err := c.prepare([]Command{cmd})
+	b, err := c.start(ctx, file, cmd)
 	if err != nil {
 		return err
 	}
-	defer c.forget(calls)
-	if err := c.send(ctx, data, file); err != nil {
-		return fmt.Errorf("send %s: %w", cmd.Name, err)
-	}
-	return c.await(ctx, []Command{cmd}, calls)
+	defer b.Forget()
+	return b.awaitAll(ctx)
 }

@@ -2,7 +2,11 @@ package machinetest
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -24,9 +28,7 @@ func (s *suite) continueRun() {
 	s.wantRunning(source, true)
 	next := s.launch(s.next(cfg, k))
 	s.wantRunning(next, false)
-	if got := s.digest(next, cfg.MemoryBytes); got != k.digest {
-		s.t.Error("the loaded memory is not the one that was kept")
-	}
+	s.wantKept(next, k, cfg.MemoryBytes)
 	s.must(next.Resume(s.ctx))
 	s.wantRunning(next, true)
 	s.awaitWrites(next)
@@ -48,14 +50,12 @@ func (s *suite) continueAgain() {
 		s.must(r.Resume(s.ctx))
 		s.awaitWrites(r)
 		k = s.keep(r, cfg, machine.Window{StayPaused: true})
-		if got := s.digest(r, cfg.MemoryBytes); got != k.digest {
-			s.t.Error("the memory of a run that stayed paused changed")
+		if pages := s.differing(r, k.incoming.MemoryFile, cfg.MemoryBytes); len(pages) > 0 {
+			s.t.Errorf("pages %v of a run that stayed paused are not those that were kept", pages)
 		}
 	}
 	last := s.launch(s.next(cfg, k))
-	if got := s.digest(last, cfg.MemoryBytes); got != k.digest {
-		s.t.Error("the loaded memory is not the one that was kept")
-	}
+	s.wantKept(last, k, cfg.MemoryBytes)
 }
 
 func (s *suite) adoptContinued() {
@@ -67,9 +67,7 @@ func (s *suite) adoptContinued() {
 	s.must(err)
 	s.endWithTest(r)
 	s.wantRunning(r, false)
-	if got := s.digest(r, cfg.MemoryBytes); got != k.digest {
-		s.t.Error("the adopted memory is not the one that was kept")
-	}
+	s.wantKept(r, k, cfg.MemoryBytes)
 	s.must(r.Resume(s.ctx))
 	s.awaitWrites(r)
 	s.keep(r, cfg, machine.Window{})
@@ -79,25 +77,37 @@ func (s *suite) adoptContinued() {
 func (s *suite) twoOfOneMemory() {
 	source, cfg, k := s.keepOne(machine.Window{StayPaused: true})
 	a, b := s.launch(s.next(cfg, k)), s.launch(s.next(cfg, k))
+	before := s.wantKept(b, k, cfg.MemoryBytes)
+	sum, err := fileDigest(k.incoming.MemoryFile)
+	s.must(err)
 	s.must(a.Resume(s.ctx))
 	s.awaitWrites(a)
 	s.must(a.Pause(s.ctx))
-	if s.digest(a, cfg.MemoryBytes) == k.digest {
-		s.t.Error("a run that wrote to its memory has the memory it began with")
+	if pages := s.differing(a, k.incoming.MemoryFile, cfg.MemoryBytes); len(pages) <= len(before) {
+		s.t.Errorf("only pages %v differ in a run that wrote to its memory", pages)
 	}
-	for what, r := range map[string]machine.Run{"sibling": b, "source": source} {
-		if got := s.digest(r, cfg.MemoryBytes); got != k.digest {
-			s.t.Errorf("a run's writes reached its %s", what)
-		}
+	if pages := s.differing(b, k.incoming.MemoryFile, cfg.MemoryBytes); !slices.Equal(pages, before) {
+		s.t.Errorf("a run's writes reached its sibling: pages %v differ, before %v", pages, before)
 	}
-	f, err := os.Open(k.incoming.MemoryFile)
-	s.must(err)
-	defer f.Close()
-	if got, err := digestOf(f, cfg.MemoryBytes); err != nil || got != k.digest {
+	if pages := s.differing(source, k.incoming.MemoryFile, cfg.MemoryBytes); len(pages) > 0 {
+		s.t.Errorf("a run's writes reached its source: pages %v differ", pages)
+	}
+	if now, err := fileDigest(k.incoming.MemoryFile); err != nil || now != sum {
 		s.t.Errorf("a run's writes reached the memory file (%v)", err)
 	}
 	s.must(b.Resume(s.ctx))
 	s.awaitWrites(b)
+}
+
+func fileDigest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	return hex.EncodeToString(h.Sum(nil)), err
 }
 
 func (s *suite) continueDamaged() {
