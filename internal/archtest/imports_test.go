@@ -28,6 +28,7 @@ var levels = map[string]int{
 	// 2: the machine.
 	"internal/machine": 2,
 	"internal/qemu":    2,
+	"internal/window":  2,
 	"client":           2,
 	// 3: the story.
 	"internal/monitor":   3,
@@ -62,6 +63,7 @@ var sameLevel = map[[2]string]string{
 	{"internal/agent", "internal/wire"}:         "the agent's errors keep their kinds",
 	{"internal/qemu", "internal/machine"}:       "qemu implements machine.Hypervisor",
 	{"internal/diskchain", "internal/catalog"}:  "a chain is what the catalog recorded",
+	{"internal/window", "internal/machine"}:     "a window is opened on a machine's run",
 	{"internal/capture", "internal/catalog"}:    "a capture ends with its publication in the catalog",
 	{"internal/restore", "internal/catalog"}:    "a restore is committed in the catalog",
 	{"internal/restore", "internal/capture"}:    "what a restore discards is captured first",
