@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
@@ -43,6 +44,8 @@ type Config struct {
 	Files    *durable.FS
 	Home     *home.Home
 	Overlays Overlays
+	// Memory is for full checkpoints.
+	Memory Memory
 }
 
 // Capturer takes checkpoints.
@@ -162,11 +165,15 @@ func (c *Capturer) CheckLayers(layers []catalog.Layer, what string) error {
 		if err == nil && layer.StoredBytes != 0 && info.Size() != layer.StoredBytes {
 			err = fmt.Errorf("it has %d bytes, not %d", info.Size(), layer.StoredBytes)
 		}
-		if err == nil {
+		noun := "disk"
+		switch {
+		case layer.Format == catalog.MemoryFormat || layer.Format == catalog.DevicesFormat:
+			noun = layer.Format
+		case err == nil:
 			err = c.cfg.Overlays.CheckFile(path)
 		}
 		if err != nil {
-			return errdefs.New(errdefs.Storage, "%s: its disk layer %s is damaged (%w); choose another checkpoint", what, layer.ID, err)
+			return errdefs.New(errdefs.Storage, "%s: its %s layer %s is damaged (%w); choose another checkpoint", what, noun, layer.ID, err)
 		}
 	}
 	return nil
@@ -175,7 +182,11 @@ func (c *Capturer) CheckLayers(layers []catalog.Layer, what string) error {
 // Settle does what a publication leaves for when the machine is back: it
 // records what the sealed layers take, for CheckLayers.
 func (c *Capturer) Settle(ctx context.Context, k checkpoint.Checkpoint) error {
-	layers, err := c.cfg.Catalog.GetLayers(ctx, k.Layers...)
+	ids := k.Layers
+	if k.Full != nil {
+		ids = slices.Concat(k.Layers, k.Full.Memory, []string{k.Full.Devices})
+	}
+	layers, err := c.cfg.Catalog.GetLayers(ctx, ids...)
 	if err != nil {
 		return err
 	}
@@ -203,18 +214,13 @@ func (c *Capturer) Publish(ctx context.Context, m catalog.Machine, ckpt checkpoi
 		return ckpt, errdefs.New(errdefs.Internal, "publish checkpoint of %s: its chain has %d layers, no top was prepared", m.Name, len(chain))
 	}
 	below := chain[:len(chain)-1]
-	var sealed []string
+	sealed, bytes, err := c.seal(ctx, below)
+	if err != nil {
+		return ckpt, err
+	}
+	ckpt.DiskBytes = bytes
 	for _, layer := range below {
 		ckpt.Layers = append(ckpt.Layers, layer.ID)
-		if layer.State == catalog.LayerSealed {
-			continue
-		}
-		bytes, err := c.cfg.Overlays.Seal(ctx, c.Path(layer))
-		if err != nil {
-			return ckpt, fmt.Errorf("seal layer %s: %w", layer.ID, err)
-		}
-		sealed = append(sealed, layer.ID)
-		ckpt.DiskBytes += bytes
 	}
 	ckpt.MachineID, ckpt.Parent, ckpt.ImageBuildID, ckpt.CreatedAt = m.ID, m.Head, m.ImageBuildID, time.Now()
 	if ckpt.Spec, err = encodeSpec(m.Spec); err != nil {
@@ -224,6 +230,23 @@ func (c *Capturer) Publish(ctx context.Context, m catalog.Machine, ckpt checkpoi
 		return ckpt, err
 	}
 	return ckpt, nil
+}
+
+// seal seals what is not sealed yet of the layers, none of which a run writes
+// to any more, and returns the ids of these and what they take on the host.
+func (c *Capturer) seal(ctx context.Context, layers []catalog.Layer) (sealed []string, bytes int64, err error) {
+	for _, layer := range layers {
+		if layer.State == catalog.LayerSealed {
+			continue
+		}
+		stored, err := c.cfg.Overlays.Seal(ctx, c.Path(layer))
+		if err != nil {
+			return nil, 0, fmt.Errorf("seal layer %s: %w", layer.ID, err)
+		}
+		sealed = append(sealed, layer.ID)
+		bytes += stored
+	}
+	return sealed, bytes, nil
 }
 
 func encodeSpec(spec machine.Spec) ([]byte, error) {

@@ -1,0 +1,288 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/store"
+)
+
+// settleTimeout bounds telling a run what became of its capture, and taking
+// back what was prepared for one that failed.
+const settleTimeout = time.Minute
+
+// The phases of a full checkpoint besides PhasePrepare, in the journal. From
+// PhaseCapture on the prepared top may be written to. Publication is no phase
+// of its own: the checkpoint is in the catalog, or it is not.
+const (
+	PhaseCapture = "capture"
+	PhaseEncode  = "encode"
+)
+
+// FullDetail is what the journal keeps of a full checkpoint, to finish or undo
+// it from any phase.
+type FullDetail struct {
+	CheckpointID string `json:"checkpoint_id"`
+	// RunID is the run it is taken of.
+	RunID string `json:"run_id"`
+	// Layer is the prepared top; empty until it is.
+	Layer string `json:"layer,omitempty"`
+	// Dir is the staging folder.
+	Dir string `json:"dir"`
+	// StayPaused: the run waits to be told how it goes on.
+	StayPaused bool `json:"stay_paused,omitempty"`
+}
+
+// ImageBoot makes a full checkpoint the one of an image's first boot: no
+// machine's, listed nowhere, and of a guest that was not told who it is.
+type ImageBoot struct {
+	// Shape is what a machine must have in common to continue from it.
+	Shape string
+}
+
+// FullRequest asks for a full checkpoint.
+type FullRequest struct {
+	// Operation has the leases that the new layers are kept by.
+	Operation string
+	Machine   catalog.Machine
+	// Checkpoint has the id, name, message, routes, origin and automatic.
+	Checkpoint checkpoint.Checkpoint
+	Source     FullSource
+	// StayPaused keeps the run paused, also after the checkpoint is published:
+	// Decide ends that. Of a run that the user has paused it is not wanted.
+	StayPaused bool
+	ImageBoot  *ImageBoot
+	// ChangedBytes is an upper bound of the memory that the run has changed;
+	// 0 is all of it.
+	ChangedBytes int64
+	// Enter records a phase before its first effect; detail is a FullDetail.
+	Enter func(ctx context.Context, phase, text string, detail any) error
+	// Note is told what a person should read.
+	Note func(format string, args ...any)
+}
+
+// FullResult is a published full checkpoint and where the time went.
+type FullResult struct {
+	Checkpoint checkpoint.Checkpoint
+	Detail     FullDetail
+	Phases     Phases
+	// Downtime is the window's.
+	Downtime time.Duration
+	// Return and Durable are from the request to the guest running with the
+	// right time, and to the durable record. Encode and Publish are parts of
+	// what is between them.
+	Return, Durable, Encode, Publish time.Duration
+	// MemoryBytes and DiskBytes are what it takes on the host for itself.
+	MemoryBytes, DiskBytes int64
+}
+
+// Full takes a full checkpoint: capture, encode, publish. The run goes on from
+// the end of its window, long before the checkpoint is published, unless the
+// request says otherwise. On error nothing is published and the run goes on as
+// before, with its disk's old top or its new one.
+func (c *Capturer) Full(ctx context.Context, r FullRequest) (FullResult, error) {
+	t := &taking{Capturer: c, FullRequest: r, began: time.Now()}
+	if err := c.checkRoom(r); err != nil {
+		return FullResult{}, err
+	}
+	release, err := t.openParent(ctx)
+	if err != nil {
+		return FullResult{}, fmt.Errorf("checkpoint of %s: %w", r.Machine.Name, err)
+	}
+	defer release()
+	if err := t.prepare(ctx); err != nil {
+		return FullResult{}, err
+	}
+	err = t.capture(ctx)
+	if err == nil {
+		err = t.encode(ctx)
+	}
+	if err == nil {
+		err = t.publish(ctx)
+	}
+	if err != nil && !t.published(ctx) {
+		return FullResult{}, t.abandon(ctx, err)
+	}
+	t.result.Durable = time.Since(t.began)
+	if !r.StayPaused {
+		t.tell(ctx)
+	}
+	return t.result, nil
+}
+
+// taking is one full checkpoint under way.
+type taking struct {
+	*Capturer
+	FullRequest
+	began  time.Time
+	detail FullDetail
+	result FullResult
+	// chain is the parent's memory, lowest first, and previous shows it.
+	chain    []catalog.Layer
+	previous *store.View
+	// below are the disk's layers that the checkpoint owns, and top the new one.
+	below []catalog.Layer
+	top   catalog.Layer
+	// memory and devices are its own layers.
+	memory, devices catalog.Layer
+	report          CaptureReport
+	sealed          []string
+}
+
+// checkRoom refuses (NO_SPACE) when the staging folder and the layers could
+// become larger than what is free.
+func (c *Capturer) checkRoom(r FullRequest) error {
+	if err := c.CheckSpace(); err != nil {
+		return err
+	}
+	changed := r.Machine.Spec.MemoryBytes
+	if r.ChangedBytes > 0 {
+		changed = min(changed, r.ChangedBytes)
+	}
+	free, err := durable.FreeBytes(c.cfg.Home.Layers())
+	if err != nil {
+		return err
+	}
+	if need := minFree + 2*changed; free < need {
+		return errdefs.New(errdefs.NoSpace,
+			"checkpoint of %s: %d MiB of its memory may have to be written twice, and %s has %d MiB free; free some space or remove checkpoints",
+			r.Machine.Name, changed>>20, c.cfg.Home.Dir(), free>>20)
+	}
+	return nil
+}
+
+// openParent opens the memory that the checkpoint will be a difference of.
+func (t *taking) openParent(ctx context.Context) (release func(), err error) {
+	release = func() {}
+	if t.chain, err = t.cfg.Catalog.MemoryChain(ctx, t.Machine.ID); err != nil || len(t.chain) == 0 {
+		return release, err
+	}
+	if t.previous, release, err = t.cfg.Memory.View(ctx, t.chain); err != nil {
+		return func() {}, err
+	}
+	return release, nil
+}
+
+// prepare makes the new top and names all that is to come.
+func (t *taking) prepare(ctx context.Context) error {
+	m := t.Machine
+	t.detail = FullDetail{
+		CheckpointID: t.Checkpoint.ID, RunID: m.RunID, StayPaused: t.StayPaused,
+		Dir: filepath.Join(t.cfg.Home.Run(m.RunID), "capture-"+t.Checkpoint.ID),
+	}
+	if err := t.Enter(ctx, PhasePrepare, "preparing the next overlay", t.detail); err != nil {
+		return err
+	}
+	top, err := t.Prepare(ctx, m)
+	if err != nil {
+		return err
+	}
+	t.top, t.detail.Layer = top, top.ID
+	chain, err := t.cfg.Catalog.Chain(ctx, m.ID)
+	if err == nil && len(chain) < 2 {
+		err = errdefs.New(errdefs.Internal, "checkpoint of %s: its chain has %d layers, no top was prepared", m.Name, len(chain))
+	}
+	if err == nil {
+		t.below = chain[:len(chain)-1]
+		err = t.Enter(ctx, PhaseCapture, "capturing the memory", t.detail)
+	}
+	if err != nil {
+		return errors.Join(err, t.Discard(context.WithoutCancel(ctx), m.ID, top.ID))
+	}
+	return nil
+}
+
+// publish makes the checkpoint visible in one commit.
+func (t *taking) publish(ctx context.Context) error {
+	publishing := time.Now()
+	k, m := t.Checkpoint, t.Machine
+	k.Kind, k.Consistency, k.CreatedAt = checkpoint.Full, checkpoint.Crash, time.Now()
+	k.MachineID, k.Parent, k.ImageBuildID, k.DiskBytes = m.ID, m.Head, m.ImageBuildID, t.result.DiskBytes
+	for _, layer := range t.below {
+		k.Layers = append(k.Layers, layer.ID)
+	}
+	k.Full = &checkpoint.FullState{
+		Devices: t.devices.ID, MemoryBytes: t.memory.StoredBytes, Tracking: t.report.Tracking, Platform: t.report.Platform,
+		LinkMagic: m.LinkMagic, Unconfigured: t.ImageBoot != nil, Verification: checkpoint.Unverified,
+	}
+	for _, layer := range append(slices.Clone(t.chain), t.memory) {
+		k.Full.Memory = append(k.Full.Memory, layer.ID)
+	}
+	var err error
+	if k.Spec, err = encodeSpec(m.Spec); err != nil {
+		return err
+	}
+	measured, err := t.measure()
+	if err != nil {
+		return err
+	}
+	if t.ImageBoot != nil {
+		k.MachineID, k.Parent = "", ""
+		err = t.cfg.Catalog.PublishImageBoot(ctx, t.ImageBoot.Shape, k, t.sealed, m.ID, measured...)
+	} else {
+		err = t.cfg.Catalog.PublishCheckpoint(ctx, k, t.sealed, measured...)
+	}
+	t.result.Checkpoint, t.result.Detail, t.result.MemoryBytes = k, t.detail, t.memory.StoredBytes
+	t.result.Publish = time.Since(publishing)
+	return err
+}
+
+// measure says how long the files of the layers are that are sealed now.
+func (t *taking) measure() ([]catalog.Measured, error) {
+	var measured []catalog.Measured
+	for _, layer := range []catalog.Layer{t.memory, t.devices} {
+		measured = append(measured, catalog.Measured{ID: layer.ID, Bytes: layer.StoredBytes, Digest: layer.Digest})
+	}
+	for _, layer := range t.below {
+		if !slices.Contains(t.sealed, layer.ID) {
+			continue
+		}
+		info, err := os.Lstat(t.Path(layer))
+		if err != nil {
+			return nil, errdefs.New(errdefs.Storage, "measure layer %s: %w", layer.ID, err)
+		}
+		measured = append(measured, catalog.Measured{ID: layer.ID, Bytes: info.Size()})
+	}
+	return measured, nil
+}
+
+// published asks the catalog, because a commit that failed may have happened.
+func (t *taking) published(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	_, err := t.cfg.Catalog.GetCheckpoint(ctx, t.Checkpoint.ID)
+	return err == nil
+}
+
+// tell ends the capture of a published checkpoint. A run that cannot be told
+// counts its pages from an older one: the next checkpoint is larger.
+func (t *taking) tell(ctx context.Context) {
+	if err := t.Decide(ctx, t.Source, t.detail, false); err != nil {
+		t.Note("the run of %s could not be told of the checkpoint (%v); the next one may be larger", t.Machine.Name, err)
+	}
+}
+
+// abandon takes back a checkpoint that is not published; the run goes on.
+func (t *taking) abandon(ctx context.Context, failure error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	for _, layer := range []catalog.Layer{t.memory, t.devices} {
+		if layer.ID != "" {
+			t.RemoveFile(t.Path(layer)) // its record goes with the operation
+		}
+	}
+	err := t.undo(ctx, t.Machine, t.Source, t.detail, true)
+	if err != nil {
+		return errdefs.New(errdefs.KindOf(failure), "checkpoint of %s: %w; and taking it back: %w", t.Machine.Name, failure, err)
+	}
+	return fmt.Errorf("checkpoint of %s: %w", t.Machine.Name, failure)
+}
