@@ -40,10 +40,18 @@ type machine struct {
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
+	return serve(t, func(*agent.Config) {})
+}
+
+// serve serves an agent of the configuration that edit makes.
+func serve(t *testing.T, edit func(*agent.Config)) *machine {
+	t.Helper()
 	m := &machine{world: t.TempDir(), off: make(chan struct{})}
-	a, err := agent.New(agent.Config{
+	cfg := agent.Config{
 		Build: "test", World: m.world, Path: os.Getenv("PATH"), PowerOff: func() { close(m.off) },
-	})
+	}
+	edit(&cfg)
+	a, err := agent.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,103 @@
+//go:build linux
+
+package identity
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func content(t *testing.T, parts ...string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(parts...))
+	must(t, err)
+	return string(b)
+}
+
+func TestCheck(t *testing.T) {
+	id := strings.Repeat("0f", 16)
+	for _, ok := range [][2]string{{"", ""}, {"web-1", id}, {strings.Repeat("a", 64), ""}} {
+		must(t, Check(ok[0], ok[1]))
+	}
+	for _, bad := range [][2]string{{"a b", ""}, {"a/b", ""}, {"a\n", ""}, {strings.Repeat("a", 65), ""}, {"", id[1:]}, {"", "F" + id[1:]}, {"", id + "0"}} {
+		if err := Check(bad[0], bad[1]); !errdefs.Is(err, errdefs.Invalid) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// TestMachineIDStaysTheSameFile: who has the file open, or mounted elsewhere,
+// sees the new id.
+func TestMachineIDStaysTheSameFile(t *testing.T) {
+	root := t.TempDir()
+	old, next := strings.Repeat("1", 32), strings.Repeat("2", 32)
+	must(t, WriteFiles(root, "", old))
+	name := filepath.Join(root, "etc/machine-id")
+	must(t, os.Chmod(name, 0o444))
+	seen, err := os.Open(name)
+	must(t, err)
+	defer seen.Close()
+	must(t, WriteFiles(root, "", next))
+	var b [64]byte
+	n, _ := seen.ReadAt(b[:], 0)
+	if string(b[:n]) != next+"\n" || content(t, name) != next+"\n" {
+		t.Errorf("an open file shows %q, the name %q", b[:n], content(t, name))
+	}
+}
+
+func TestNamesAreReplacedWhole(t *testing.T) {
+	root := t.TempDir()
+	etc := filepath.Join(root, "etc")
+	must(t, os.Mkdir(etc, 0o755))
+	must(t, os.WriteFile(filepath.Join(etc, "hosts"), []byte("10.0.0.1 db\n127.0.1.1 old old.lan\n::1 localhost"), 0o600))
+	must(t, os.WriteFile(filepath.Join(etc, "name"), []byte("old\n"), 0o644))
+	must(t, os.Symlink("name", filepath.Join(etc, "hostname")))
+	before, err := os.Open(filepath.Join(etc, "hosts"))
+	must(t, err)
+	defer before.Close()
+	must(t, WriteFiles(root, "longer", ""))
+
+	if got, want := content(t, etc, "hosts"), "10.0.0.1 db\n::1 localhost\n127.0.1.1 longer\n"; got != want {
+		t.Errorf("hosts %q, want %q", got, want)
+	}
+	var b [8]byte
+	if n, _ := before.ReadAt(b[:], 0); string(b[:n]) != "10.0.0.1" {
+		t.Errorf("a reader of the old hosts sees %q", b[:n])
+	}
+	if fi, err := os.Stat(filepath.Join(etc, "hosts")); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", fi.Mode(), err)
+	}
+	if link, err := os.Readlink(filepath.Join(etc, "hostname")); link != "name" || content(t, etc, "name") != "longer\n" {
+		t.Errorf("link to %q, %v; it holds %q", link, err, content(t, etc, "name"))
+	}
+	list, err := os.ReadDir(etc)
+	if err != nil || len(list) != 3 {
+		t.Errorf("left in /etc: %v, %v", list, err)
+	}
+}
+
+// TestWhatIsRightStaysUntouched: not even its times change.
+func TestWhatIsRightStaysUntouched(t *testing.T) {
+	root, id := t.TempDir(), strings.Repeat("1", 32)
+	must(t, WriteFiles(root, "web", id))
+	for _, name := range []string{"etc", "etc/hosts", "etc/hostname", "etc/machine-id"} {
+		must(t, os.Chtimes(filepath.Join(root, name), epoch(), epoch()))
+	}
+	must(t, WriteFiles(root, "web", id))
+	for _, name := range []string{"etc", "etc/hosts", "etc/hostname", "etc/machine-id"} {
+		if fi, err := os.Stat(filepath.Join(root, name)); err != nil || !fi.ModTime().Equal(epoch()) {
+			t.Errorf("%s was written, %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,164 @@
+//go:build linux
+
+package identity
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func epoch() time.Time { return time.Unix(1e9, 0) }
+
+// inNamespace makes this very test binary run destroy in a network namespace
+// of its own.
+const inNamespace = "HOLDPOINT_TEST_IN_NAMESPACE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(inNamespace) != "" {
+		if err := inOwnNamespace(); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func TestDestroyOutside(t *testing.T) {
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("ip(8) is missing: addresses cannot be given to the namespace")
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) {
+		t.Skip("user namespaces are forbidden here")
+	}
+	if strings.Contains(string(out), errNoDiag.Error()) {
+		t.Skip(string(out))
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+var errNoDiag = errors.New("this kernel cannot destroy sockets")
+
+// pair is one connection.
+type pair struct{ near, far net.Conn }
+
+// inOwnNamespace is the test. Addresses that are local by a route only are
+// those of no interface, and hence outside.
+func inOwnNamespace() error {
+	for _, args := range []string{
+		"link set lo up", "addr add 192.0.2.1/32 dev lo", "addr add 2001:db8::1/128 dev lo",
+		"route add local 198.51.100.0/24 dev lo", "-6 route add local 2001:db8:1::/64 dev lo",
+	} {
+		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", args, err, out)
+		}
+	}
+	inside, outside := map[string]*pair{}, map[string]*pair{}
+	for _, addr := range []string{"127.0.0.1", "::1", "192.0.2.1", "2001:db8::1"} {
+		if err := connectTo(addr, inside); err != nil {
+			return err
+		}
+	}
+	for _, addr := range []string{"198.51.100.7", "2001:db8:1::7", "::ffff:198.51.100.8"} {
+		if err := connectTo(addr, outside); err != nil {
+			return err
+		}
+	}
+	// Half closed, and waiting for the rest.
+	if err := outside["198.51.100.7"].near.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	me := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
+	n, err := destroyIn([]string{me, "/proc/self/ns/net", "/proc/0/ns/net"})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return errNoDiag
+	}
+	// The end of one end resets the other, which then is not there any more.
+	if err != nil || n < len(outside) || n > 2*len(outside) {
+		return fmt.Errorf("destroyed %d sockets of %d connections: %v", n, len(outside), err)
+	}
+	for addr, p := range inside {
+		if err := p.alive(); err != nil {
+			return fmt.Errorf("%s, which is inside: %w", addr, err)
+		}
+	}
+	for addr, p := range outside {
+		aborted := 0
+		for _, c := range []net.Conn{p.near, p.far} {
+			_, err := c.Read(make([]byte, 1))
+			switch {
+			case errors.Is(err, unix.ECONNABORTED):
+				aborted++
+			case errors.Is(err, io.EOF) && c == outside["198.51.100.7"].far: // half closed
+			case !errors.Is(err, unix.ECONNRESET):
+				return fmt.Errorf("%s, which is outside: read: %v", addr, err)
+			}
+		}
+		if aborted == 0 {
+			return fmt.Errorf("%s, which is outside, was not aborted", addr)
+		}
+	}
+	if n, err := destroyIn([]string{me}); n != 0 || err != nil {
+		return fmt.Errorf("again: destroyed %d, %v", n, err)
+	}
+	// What listens and what comes later is not concerned.
+	if err := connectTo("198.51.100.9", outside); err != nil {
+		return err
+	}
+	return outside["198.51.100.9"].alive()
+}
+
+func connectTo(addr string, into map[string]*pair) error {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		return err
+	}
+	near, err := net.Dial("tcp", net.JoinHostPort(addr, port))
+	if err != nil {
+		return err
+	}
+	far, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	into[addr] = &pair{near, far}
+	return into[addr].alive()
+}
+
+func (p *pair) alive() error {
+	for _, c := range []net.Conn{p.near, p.far} {
+		if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			return err
+		}
+	}
+	if _, err := p.near.Write([]byte("x")); err != nil {
+		return err
+	}
+	_, err := p.far.Read(make([]byte, 1))
+	return err
+}
