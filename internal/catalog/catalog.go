@@ -9,8 +9,9 @@
 // The life of a layer: its file is created; AddOverlay makes it the top of a
 // machine's chain, or AddLayer stages it under an operation's lease;
 // BeginRun makes the top live; PublishCheckpoint seals it; and when no chain,
-// checkpoint, displaced chain or lease has it any more, UnreferencedLayers
-// lists it, its file is removed, and DeleteLayers forgets it.
+// checkpoint, machine's memory, displaced machine, standby or lease has it any
+// more, UnreferencedLayers lists it, its file is removed, and DeleteLayers
+// forgets it.
 package catalog
 
 import (
@@ -20,9 +21,10 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog/database"
+	"github.com/holdpoint/holdpoint/internal/catalog/effects"
 	"github.com/holdpoint/holdpoint/internal/catalog/journal"
+	"github.com/holdpoint/holdpoint/internal/catalog/ready"
 	"github.com/holdpoint/holdpoint/internal/durable"
-	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 //go:embed migrations/*.sql
@@ -43,9 +45,12 @@ type Config struct {
 }
 
 // Catalog is an open catalog. Its methods may be called at the same time.
-// Those of operations and leases are the journal's.
+// Those of operations and leases are the journal's; those of pools, standbys
+// and booted checkpoints the register's; those of effects the log's.
 type Catalog struct {
 	*journal.Journal
+	*ready.Register
+	*effects.Log
 	db  *database.DB
 	now func() time.Time
 }
@@ -66,12 +71,8 @@ func Open(ctx context.Context, cfg Config) (*Catalog, error) {
 		return nil, err
 	}
 	j := journal.New(journal.Config{DB: db, Keep: cfg.KeepOperations, Ended: dropDisplaced})
-	return &Catalog{Journal: j, db: db, now: cfg.Now}, nil
+	return &Catalog{Journal: j, Register: ready.New(db), Log: effects.New(db), db: db, now: cfg.Now}, nil
 }
 
 // Close closes the catalog.
 func (c *Catalog) Close() error { return c.db.Close() }
-
-func notFound(noun, ref, list string) error {
-	return errdefs.New(errdefs.NotFound, "find %s %q: there is none; see %s", noun, ref, list)
-}

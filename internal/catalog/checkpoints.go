@@ -2,129 +2,109 @@ package catalog
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 
 	"github.com/holdpoint/holdpoint/internal/catalog/database"
 	"github.com/holdpoint/holdpoint/internal/catalog/journal"
+	"github.com/holdpoint/holdpoint/internal/catalog/ready"
+	"github.com/holdpoint/holdpoint/internal/catalog/rows"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
-
-const selectCheckpoint = `SELECT id, machine_id, coalesce(name, ''), kind, consistency, coalesce(parent, ''), message, automatic,
-	spec, image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at FROM checkpoints `
-
-func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
-	var (
-		k       checkpoint.Checkpoint
-		created int64
-	)
-	err := rows.Scan(&k.ID, &k.MachineID, &k.Name, &k.Kind, &k.Consistency, &k.Parent, &k.Message, &k.Automatic,
-		&k.Spec, &k.ImageBuildID, &k.DiskBytes, &k.Origin.SessionID, &k.Origin.PromptID, &k.Origin.ToolCallID,
-		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created)
-	k.CreatedAt = database.Time(created)
-	return k, err
-}
-
-// part is a row that belongs to a checkpoint.
-type part[T any] struct {
-	checkpoint string
-	value      T
-}
-
-func scanPartLayer(rows *sql.Rows) (part[string], error) {
-	var p part[string]
-	err := rows.Scan(&p.checkpoint, &p.value)
-	return p, err
-}
-
-func scanPartRoute(rows *sql.Rows) (part[checkpoint.Route], error) {
-	var p part[checkpoint.Route]
-	err := rows.Scan(&p.checkpoint, &p.value.Host, &p.value.Port, &p.value.Listening)
-	return p, err
-}
-
-// readCheckpoints gives the checkpoints of the condition, newest first, in
-// three queries however many they are.
-func readCheckpoints(ctx context.Context, q database.Querier, where string, args ...any) ([]checkpoint.Checkpoint, error) {
-	list, err := database.All(ctx, q, scanCheckpoint, selectCheckpoint+where+` ORDER BY seq DESC`, args...)
-	if err != nil {
-		return nil, err
-	}
-	among := `WHERE checkpoint_id IN (SELECT id FROM checkpoints ` + where + `)`
-	layers, err := database.All(ctx, q, scanPartLayer, `SELECT checkpoint_id, layer_id FROM checkpoint_layers `+among+` ORDER BY 1, position`, args...)
-	if err != nil {
-		return nil, err
-	}
-	routes, err := database.All(ctx, q, scanPartRoute, `SELECT checkpoint_id, host, port, listening FROM checkpoint_routes `+among+` ORDER BY 1, host`, args...)
-	if err != nil {
-		return nil, err
-	}
-	index := make(map[string]int, len(list))
-	for i, k := range list {
-		index[k.ID] = i
-	}
-	for _, p := range layers {
-		k := &list[index[p.checkpoint]]
-		k.Layers = append(k.Layers, p.value)
-	}
-	for _, p := range routes {
-		k := &list[index[p.checkpoint]]
-		k.Routes = append(k.Routes, p.value)
-	}
-	return list, nil
-}
-
-func getCheckpoint(ctx context.Context, q database.Querier, id string) (checkpoint.Checkpoint, error) {
-	list, err := readCheckpoints(ctx, q, `WHERE id = ?`, id)
-	if err == nil && len(list) == 0 {
-		err = noCheckpoint(id)
-	}
-	if err != nil {
-		return checkpoint.Checkpoint{}, err
-	}
-	return list[0], nil
-}
-
-func noCheckpoint(ref string) error { return notFound("checkpoint", ref, "holdpoint checkpoint ls") }
 
 // PublishCheckpoint makes a checkpoint visible: in one commit the layers in
 // seal become sealed, the checkpoint is recorded with its layers and routes,
 // the machine's head moves to it, and "last" means it. Its layers must be the
 // lowest of the machine's chain and sealed by then. A name that another
 // checkpoint of the machine has is ALREADY_EXISTS.
-func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint, seal []string) error {
+//
+// A full one has all of the chain but the top, which its run has switched to
+// and which is live then. Its memory is either one layer or that of the machine
+// with one layer more, and becomes the machine's; that layer and the one with
+// the devices are sealed. measured are sealed layers whose size and digest are
+// recorded in the same commit.
+func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint, seal []string, measured ...Measured) error {
 	return c.db.Write(ctx, "publish-checkpoint", func(t *database.Tx) error {
 		m, err := machineOf(t, k.MachineID)
 		if err != nil {
 			return err
 		}
-		if err := sealLayers(t, seal); err != nil {
-			return err
-		}
-		if err := checkLayers(t, m, k); err != nil {
-			return err
-		}
-		if err := insertCheckpoint(t, m, k); err != nil {
+		if err := publish(t, m, k, seal, measured); err != nil {
 			return err
 		}
 		if err := t.Do(`UPDATE machines SET head_checkpoint = ? WHERE id = ?`, k.ID, m.ID); err != nil {
 			return err
 		}
-		if err := setLast(t, "checkpoint", m.ID, k.ID); err != nil {
+		if err := rows.SetLast(t, "checkpoint", m.ID, k.ID); err != nil {
 			return err
 		}
-		return setLast(t, "checkpoint", "", k.ID)
+		return rows.SetLast(t, "checkpoint", "", k.ID)
 	})
 }
 
-// checkLayers refuses a checkpoint that could not be restored.
+// PublishImageBoot records k, taken of the present run of a machine as a full
+// checkpoint is, as the booted checkpoint of its image for a shape of machine.
+// It belongs to no machine and no list shows it: the machine's memory is as
+// after PublishCheckpoint, its head stays. An image has one for each shape: a
+// second one is ALREADY_EXISTS.
+func (c *Catalog) PublishImageBoot(ctx context.Context, shape string, k checkpoint.Checkpoint, seal []string, machineID string, measured ...Measured) error {
+	return c.db.Write(ctx, "publish-image-boot", func(t *database.Tx) error {
+		m, err := machineOf(t, machineID)
+		if err != nil {
+			return err
+		}
+		if k.Full == nil || k.ImageBuildID != m.ImageBuildID {
+			return errdefs.New(errdefs.KindMismatch, "publish boot of image %s: checkpoint %s is not a full one of a machine of it", k.ImageBuildID, k.ID)
+		}
+		k.MachineID, k.Parent, k.Name = "", "", ""
+		if err := publish(t, m, k, seal, measured); err != nil {
+			return err
+		}
+		err = t.Do(`INSERT INTO image_boots VALUES (?, ?, ?)`, k.ImageBuildID, shape, k.ID)
+		if database.IsUnique(err) {
+			return errdefs.New(errdefs.AlreadyExists, "publish boot of image %s: it has one for this shape of machine already", k.ImageBuildID)
+		}
+		return err
+	})
+}
+
+func publish(t *database.Tx, m Machine, k checkpoint.Checkpoint, seal []string, measured []Measured) error {
+	if k.Full != nil {
+		if err := checkMemory(t, m, k); err != nil {
+			return err
+		}
+		seal = append([]string{topOf(k), k.Full.Devices}, seal...)
+		measured = append([]Measured{{ID: topOf(k), Bytes: k.Full.MemoryBytes}}, measured...)
+	}
+	if err := rows.SealLayers(t, seal...); err != nil {
+		return err
+	}
+	if err := rows.Measure(t, measured...); err != nil {
+		return err
+	}
+	if err := checkLayers(t, m, k); err != nil {
+		return err
+	}
+	err := rows.InsertCheckpoint(t, k)
+	if database.IsUnique(err) && k.Name != "" {
+		return checkpointNameTaken(m.Name, k.Name)
+	}
+	if err != nil || k.Full == nil {
+		return err
+	}
+	if err := rows.SetMachineMemory(t, m.ID, k.Full.Memory, k.ID, m.MemoryFile); err != nil {
+		return err
+	}
+	return wakeTop(t, m)
+}
+
+// checkLayers refuses a checkpoint whose disk could not be restored.
 func checkLayers(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
-	chain, err := chainOf(t.Ctx, t, m.ID)
+	chain, err := rows.Chain(t.Ctx, t, m.ID)
 	if err != nil {
 		return err
 	}
-	if len(k.Layers) == 0 || len(k.Layers) > len(chain) {
+	if len(k.Layers) == 0 || len(k.Layers) > len(chain) || k.Full != nil && len(k.Layers) != len(chain)-1 {
 		return fmt.Errorf("publish checkpoint %s: it has %d layers, its machine %q %d", k.ID, len(k.Layers), m.Name, len(chain))
 	}
 	for i, id := range k.Layers {
@@ -135,27 +115,28 @@ func checkLayers(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
 	return nil
 }
 
-func insertCheckpoint(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
-	o := k.Origin
-	err := t.Do(`INSERT INTO checkpoints (id, machine_id, name, kind, consistency, parent, message, automatic, spec,
-		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at)
-		VALUES (?, ?, nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, database.JSON(k.Spec),
-		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.OrNow(k.CreatedAt))
-	if database.IsUnique(err) && k.Name != "" {
-		return checkpointNameTaken(m.Name, k.Name)
-	}
+// checkMemory refuses a checkpoint whose memory could not be restored.
+func checkMemory(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
+	chain, err := rows.MachineMemory(t.Ctx, t, m.ID)
 	if err != nil {
 		return err
 	}
-	for i, id := range k.Layers {
-		if err := t.Do(`INSERT INTO checkpoint_layers VALUES (?, ?, ?)`, k.ID, i, id); err != nil {
-			return err
+	n := len(k.Full.Memory) - 1
+	if k.Kind != checkpoint.Full || n < 0 || n > 0 && n != len(chain) {
+		return fmt.Errorf("publish checkpoint %s: it has %d memory layers, its machine %q %d", k.ID, n+1, m.Name, len(chain))
+	}
+	for i, id := range k.Full.Memory[:n] {
+		if chain[i].ID != id || chain[i].State != LayerSealed {
+			return fmt.Errorf("publish checkpoint %s: memory layer %s is not layer %d of machine %q and sealed", k.ID, id, i, m.Name)
 		}
 	}
-	for _, r := range k.Routes {
-		if err := t.Do(`INSERT INTO checkpoint_routes VALUES (?, ?, ?, ?)`, k.ID, r.Host, r.Port, r.Listening); err != nil {
+	for id, format := range map[string]string{topOf(k): MemoryFormat, k.Full.Devices: DevicesFormat} {
+		l, err := rows.GetLayer(t.Ctx, t, id)
+		if err != nil {
 			return err
+		}
+		if l.Format != format || l.State != LayerCreated {
+			return fmt.Errorf("publish checkpoint %s: layer %s is not a new one of format %s but %s %s", k.ID, id, format, l.State, l.Format)
 		}
 	}
 	return nil
@@ -179,35 +160,71 @@ func (c *Catalog) CheckpointNameFree(ctx context.Context, m Machine, name string
 	return err
 }
 
-// GetCheckpoint gives the checkpoint of an id; NOT_FOUND if there is none.
+// GetCheckpoint gives the checkpoint of an id, an image's booted one included;
+// NOT_FOUND if there is none.
 func (c *Catalog) GetCheckpoint(ctx context.Context, id string) (k checkpoint.Checkpoint, err error) {
 	err = c.db.View(ctx, func(q database.Querier) error {
-		k, err = getCheckpoint(ctx, q, id)
+		k, err = rows.GetCheckpoint(ctx, q, id)
 		return err
 	})
 	return k, err
 }
 
-// ListCheckpoints gives the checkpoints of a machine, or of all when the id is
-// empty, newest first.
-func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) (list []checkpoint.Checkpoint, err error) {
+// ListCheckpoints gives the checkpoints of a machine, or of all machines when
+// the id is empty, newest first.
+func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) ([]checkpoint.Checkpoint, error) {
+	return c.checkpoints(ctx, `WHERE machine_id IS NOT NULL AND (?1 = '' OR machine_id = ?1)`, machineID)
+}
+
+// UnverifiedCheckpoints gives the full checkpoints of machines that no restore
+// aside has tried yet, newest first.
+func (c *Catalog) UnverifiedCheckpoints(ctx context.Context) ([]checkpoint.Checkpoint, error) {
+	return c.checkpoints(ctx, `WHERE machine_id IS NOT NULL
+		AND id IN (SELECT checkpoint_id FROM checkpoint_full WHERE verification = 'unverified')`)
+}
+
+func (c *Catalog) checkpoints(ctx context.Context, where string, args ...any) (list []checkpoint.Checkpoint, err error) {
 	err = c.db.View(ctx, func(q database.Querier) error {
-		list, err = readCheckpoints(ctx, q, `WHERE ?1 = '' OR machine_id = ?1`, machineID)
+		list, err = rows.Checkpoints(ctx, q, where, args...)
 		return err
 	})
 	return list, err
 }
 
-// ForgetCheckpoint drops a checkpoint's record; its layers stay until they are
-// collected. Its children become its parent's, and a head on it moves to its
-// parent. A lease of another operation than opID is REFERENCED.
+// SetVerification records whether a restore aside of a full checkpoint has
+// answered, and if not, why. One that failed is not what "last" means any more.
+func (c *Catalog) SetVerification(ctx context.Context, id string, v checkpoint.Verification, problem string) error {
+	return c.db.Write(ctx, "set-verification", func(t *database.Tx) error {
+		err := t.DoOne(rows.NoCheckpoint(id), `UPDATE checkpoint_full SET verification = ?, problem = ? WHERE checkpoint_id = ?`,
+			v, database.OneLine(problem), id)
+		if err != nil || v != checkpoint.Failed {
+			return err
+		}
+		return t.Do(`DELETE FROM last_used WHERE kind = 'checkpoint' AND resource_id = ?`, id)
+	})
+}
+
+// ForgetCheckpoint drops a checkpoint's record and its pool; its layers stay
+// until they are collected. Its children become its parent's, and a head on it
+// moves to its parent. REFERENCED: a lease of another operation than opID, the
+// head of a suspended machine, standbys that have not been ended.
 func (c *Catalog) ForgetCheckpoint(ctx context.Context, id, opID string) error {
 	return c.db.Write(ctx, "forget-checkpoint", func(t *database.Tx) error {
-		k, err := getCheckpoint(ctx, t, id)
+		k, err := rows.GetCheckpoint(ctx, t, id)
+		if err == nil && k.MachineID == "" {
+			err = rows.NoCheckpoint(id)
+		}
 		if err != nil {
 			return err
 		}
-		if err := journal.RefuseLeased(t, CheckpointResource, id, opID, fmt.Sprintf("forget checkpoint %s", id)); err != nil {
+		what := fmt.Sprintf("forget checkpoint %s", id)
+		if err := journal.RefuseLeased(t, CheckpointResource, id, opID, what); err != nil {
+			return err
+		}
+		if err := refuseSuspended(t, what, id); err != nil {
+			return err
+		}
+		if err := ready.RefuseStandbys(t, what, `WHERE id = ?`, id); err != nil {
 			return err
 		}
 		for _, stmt := range []string{
@@ -215,14 +232,23 @@ func (c *Catalog) ForgetCheckpoint(ctx context.Context, id, opID string) error {
 			`UPDATE displaced SET head_checkpoint = nullif(?2, '') WHERE head_checkpoint = ?1`,
 			`UPDATE checkpoints SET parent = nullif(?2, '') WHERE parent = ?1`,
 			`DELETE FROM last_used WHERE resource_id = ?1 AND ?2 = ?2`,
-			`DELETE FROM checkpoint_layers WHERE checkpoint_id = ?1 AND ?2 = ?2`,
-			`DELETE FROM checkpoint_routes WHERE checkpoint_id = ?1 AND ?2 = ?2`,
-			`DELETE FROM checkpoints WHERE id = ?1 AND ?2 = ?2`,
 		} {
 			if err := t.Do(stmt, id, k.Parent); err != nil {
 				return err
 			}
 		}
-		return nil
+		return rows.DeleteCheckpoints(t, `WHERE id = ?`, id)
 	})
+}
+
+// refuseSuspended refuses to lose what a suspended machine goes on from, also
+// one that a restore has displaced.
+func refuseSuspended(t *database.Tx, what, id string) error {
+	names, err := database.All(t.Ctx, t, database.Value[string], `SELECT name FROM machines WHERE state = 'suspended' AND head_checkpoint = ?1
+		UNION SELECT m.name FROM displaced d JOIN machines m ON m.id = d.machine_id WHERE d.suspended AND d.head_checkpoint = ?1
+		ORDER BY 1`, id)
+	if err == nil && len(names) > 0 {
+		err = errdefs.New(errdefs.Referenced, "%s: machine %q is suspended in it; resume it first: holdpoint resume %s", what, names[0], names[0])
+	}
+	return err
 }

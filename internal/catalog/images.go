@@ -5,17 +5,19 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
-	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/catalog/database"
 	"github.com/holdpoint/holdpoint/internal/catalog/journal"
+	"github.com/holdpoint/holdpoint/internal/catalog/ready"
+	"github.com/holdpoint/holdpoint/internal/catalog/reference"
+	"github.com/holdpoint/holdpoint/internal/catalog/rows"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 const selectImage = `SELECT i.build_id, coalesce(i.name, ''), i.architecture, i.kernel_version, i.disk_bytes, i.stored_bytes,
 	i.packages, i.description, i.created_at,
 	(SELECT count(*) FROM machines m WHERE m.image_build_id = i.build_id) +
-	(SELECT count(*) FROM checkpoints k WHERE k.image_build_id = i.build_id) FROM images i `
+	(SELECT count(*) FROM checkpoints k WHERE k.image_build_id = i.build_id AND k.machine_id IS NOT NULL) FROM images i `
 
 func scanImage(rows *sql.Rows) (Image, error) {
 	var (
@@ -64,8 +66,9 @@ func (c *Catalog) ListImages(ctx context.Context) ([]Image, error) {
 	return database.All(ctx, c.db, scanImage, selectImage+`ORDER BY i.created_at DESC, i.build_id`)
 }
 
-// RemoveImage forgets an image. One that machines, checkpoints or operations
-// other than opID need is REFERENCED, and the error names them.
+// RemoveImage forgets an image with its booted checkpoints. One that machines,
+// checkpoints or operations other than opID need is REFERENCED, and the error
+// names them.
 func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
 	return c.db.Write(ctx, "remove-image", func(t *database.Tx) error {
 		img, err := database.One(ctx, t, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
@@ -83,9 +86,12 @@ func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
 			return err
 		}
 		if len(users) > 0 {
-			return errdefs.New(errdefs.Referenced, "%s: needed by %s; remove them first", what, enumerate(users))
+			return errdefs.New(errdefs.Referenced, "%s: needed by %s; remove them first", what, reference.Enumerate(users))
 		}
 		if err := journal.RefuseLeased(t, ImageResource, buildID, opID, what); err != nil {
+			return err
+		}
+		if err := ready.DropBoots(t, what, opID, `image_build_id = ?`, buildID); err != nil {
 			return err
 		}
 		return t.Do(`DELETE FROM images WHERE build_id = ?`, buildID)
@@ -97,16 +103,7 @@ func requireImage(t *database.Tx, buildID string) error {
 	return err
 }
 
-func noImage(ref string) error { return notFound("image", ref, "holdpoint image ls") }
-
-// enumerate joins a list for one line, the first five by name.
-func enumerate(list []string) string {
-	const most = 5
-	if len(list) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
-	}
-	return strings.Join(list, ", ")
-}
+func noImage(ref string) error { return rows.NotFound("image", ref, "holdpoint image ls") }
 
 func orElse(s, other string) string {
 	if s == "" {

@@ -135,13 +135,13 @@ func TestNewerSchemaIsRefusedUnharmed(t *testing.T) {
 	before, err := os.ReadFile(f.path())
 	f.ok(err)
 	_, err = catalog.Open(f.ctx, catalog.Config{Path: f.path()})
-	f.fails(err, errdefs.Incompatible, f.path(), "version 99", "up to 2")
+	f.fails(err, errdefs.Incompatible, f.path(), "version 99", "up to 3")
 	after, err := os.ReadFile(f.path())
 	f.ok(err)
 	if !bytes.Equal(before, after) {
 		t.Error("the file was changed")
 	}
-	sqlExec(t, f.path(), `PRAGMA user_version = 2`)
+	sqlExec(t, f.path(), `PRAGMA user_version = 3`)
 	f.reopenFresh()
 	list, err := f.ListCheckpoints(f.ctx, "m1")
 	f.ok(err)

@@ -3,7 +3,10 @@ package catalog
 import (
 	"time"
 
+	"github.com/holdpoint/holdpoint/internal/catalog/effects"
 	"github.com/holdpoint/holdpoint/internal/catalog/journal"
+	"github.com/holdpoint/holdpoint/internal/catalog/ready"
+	"github.com/holdpoint/holdpoint/internal/catalog/rows"
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
@@ -40,41 +43,62 @@ type Machine struct {
 	// LinkMagic is 32 hexadecimal digits, random per machine.
 	LinkMagic string
 	// Head is the id of the checkpoint the disk continues from; empty for the image.
-	Head      string
-	CreatedAt time.Time
+	Head string
+	// MemoryHead is the full checkpoint, or the image's booted one, since which
+	// the run's changed pages are counted: MemoryChain is its memory. It may be
+	// forgotten meanwhile; empty for a boot without a full checkpoint since.
+	MemoryHead string
+	// MemoryFile is the id of the top memory layer whose memory file the run
+	// maps; empty for a booted run and without a run.
+	MemoryFile string
+	// ForkedFrom is the checkpoint it began from, which may be gone; empty for none.
+	ForkedFrom string
+	// RemoveOnStop: the machine goes when its run ends.
+	RemoveOnStop bool
+	CreatedAt    time.Time
 	// HeldBy is the operation with an exclusive lease on it, if any, and
 	// ChainLength counts the layers above the image. Filled by reads.
 	HeldBy      string
 	ChainLength int
 }
 
-// LayerState says how far a layer's life has come.
-type LayerState string
+// The records of layers.
+type (
+	Layer      = rows.Layer
+	LayerState = rows.LayerState
+	Measured   = rows.Measured
+)
 
 // The states of a layer.
 const (
-	LayerCreated LayerState = "created"
-	LayerLive    LayerState = "live"
-	LayerSealed  LayerState = "sealed"
+	LayerCreated = rows.LayerCreated
+	LayerLive    = rows.LayerLive
+	LayerSealed  = rows.LayerSealed
 )
 
-// Layer is one file of a disk above the image.
-type Layer struct {
-	ID string
-	// MachineID is the machine whose run writes or wrote it.
-	MachineID string
-	// Path is relative to the home, slash-separated, and final.
-	Path string
-	// Format is "raw" or "qcow2".
-	Format       string
-	VirtualBytes int64
-	// StoredBytes is what it takes on the host, as far as measured.
-	StoredBytes int64
-	State       LayerState
-	// Digest is "sha256:…" of a sealed one, empty until computed.
-	Digest    string
-	CreatedAt time.Time
-}
+// The formats of a layer.
+const (
+	Qcow2Format   = rows.Qcow2
+	RawFormat     = rows.Raw
+	MemoryFormat  = rows.Memory
+	DevicesFormat = rows.Devices
+)
+
+// Standby is a run that is loaded and has never run.
+type Standby = ready.Standby
+
+// Effect is something outside a machine's disk that no restore undoes.
+type Effect = effects.Effect
+
+// EffectKind says what happened outside a machine's disk.
+type EffectKind = effects.Kind
+
+// The kinds of effects.
+const (
+	Published = effects.Published
+	Withdrawn = effects.Withdrawn
+	CopiedOut = effects.CopiedOut
+)
 
 // Route is a published host name and the machine port it leads to.
 type Route struct {

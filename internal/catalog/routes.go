@@ -5,6 +5,7 @@ import (
 	"database/sql"
 
 	"github.com/holdpoint/holdpoint/internal/catalog/database"
+	"github.com/holdpoint/holdpoint/internal/catalog/rows"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -58,7 +59,7 @@ func (c *Catalog) ListRoutes(ctx context.Context, machineID string) ([]Route, er
 	return database.All(ctx, c.db, scanRoute, selectRoute+`WHERE ?1 = '' OR r.machine_id = ?1 ORDER BY r.host`, machineID)
 }
 
-func noRoute(host string) error { return notFound("route", host, "holdpoint routes") }
+func noRoute(host string) error { return rows.NotFound("route", host, "holdpoint routes") }
 
 // restoreRoutes makes the machine's routes those of a checkpoint. Hosts that
 // are another machine's stay there.

@@ -131,15 +131,37 @@ func (d *DB) migrate(ctx context.Context, version int, steps []string) error {
 	if mode != "wal" {
 		return errdefs.New(errdefs.Storage, "open catalog %q: its file system has no write-ahead log (%s); move the home to a local disk", d.cfg.Path, mode)
 	}
+	if version == len(steps) {
+		return nil
+	}
+	// A table is made anew under another name (SQLite's own procedure, in
+	// "Making Other Kinds Of Table Schema Changes" of its ALTER TABLE page),
+	// which references to it must outlive: they are checked at the end of each
+	// step instead. The writer is one connection, so this holds for all steps.
+	if _, err := d.w.ExecContext(ctx, "PRAGMA foreign_keys = OFF"); err != nil {
+		return d.classify(err)
+	}
 	for n := version + 1; n <= len(steps); n++ {
-		err := d.Write(ctx, fmt.Sprintf("migrate-%d", n), func(t *Tx) error {
-			return t.Do(steps[n-1] + fmt.Sprintf("\nPRAGMA user_version = %d;", n))
-		})
-		if err != nil {
+		if err := d.step(ctx, n, steps[n-1]); err != nil {
 			return fmt.Errorf("migrate catalog %q to version %d: %w", d.cfg.Path, n, err)
 		}
 	}
-	return nil
+	_, err := d.w.ExecContext(ctx, "PRAGMA foreign_keys = ON")
+	return d.classify(err)
+}
+
+// step is one migration, in one transaction.
+func (d *DB) step(ctx context.Context, n int, script string) error {
+	return d.Write(ctx, fmt.Sprintf("migrate-%d", n), func(t *Tx) error {
+		if err := t.Do(script + fmt.Sprintf("\nPRAGMA user_version = %d;", n)); err != nil {
+			return err
+		}
+		broken, err := All(ctx, t, Value[string], `SELECT "table" FROM pragma_foreign_key_check`)
+		if err == nil && len(broken) > 0 {
+			err = damaged(d.cfg.Path, fmt.Sprintf("a row of table %s refers to one that is not there", broken[0]))
+		}
+		return err
+	})
 }
 
 func damaged(path, how string) error {

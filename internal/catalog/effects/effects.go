@@ -1,4 +1,7 @@
-package catalog
+// Package effects records what happened outside machines' disks, which no
+// restore undoes, so that one can list it. It undoes nothing; its table lives in
+// the catalog's database.
+package effects
 
 import (
 	"context"
@@ -11,20 +14,26 @@ import (
 // keptEffects is how many effects of a machine are kept, the newest.
 const keptEffects = 1000
 
-// EffectKind says what happened outside a machine's disk.
-type EffectKind string
+// Log is the effects of a database. Its methods may be called at the same time.
+type Log struct{ db *database.DB }
+
+// New returns a log in db, which is open.
+func New(db *database.DB) *Log { return &Log{db: db} }
+
+// Kind says what happened outside a machine's disk.
+type Kind string
 
 // The kinds of effects.
 const (
-	Published EffectKind = "published"
-	Withdrawn EffectKind = "withdrawn"
-	CopiedOut EffectKind = "copied-out"
+	Published Kind = "published"
+	Withdrawn Kind = "withdrawn"
+	CopiedOut Kind = "copied-out"
 )
 
 // Effect is something outside a machine's disk that no restore undoes.
 type Effect struct {
 	MachineID string
-	Kind      EffectKind
+	Kind      Kind
 	// What is a host name and port, or a path in the guest.
 	What string
 	At   time.Time
@@ -41,8 +50,8 @@ func scanEffect(rows *sql.Rows) (Effect, error) {
 }
 
 // RecordEffect records an effect, now if it has no time.
-func (c *Catalog) RecordEffect(ctx context.Context, e Effect) error {
-	return c.db.Write(ctx, "record-effect", func(t *database.Tx) error {
+func (l *Log) RecordEffect(ctx context.Context, e Effect) error {
+	return l.db.Write(ctx, "record-effect", func(t *database.Tx) error {
 		err := t.Do(`INSERT INTO effects (machine_id, kind, what, at) VALUES (?, ?, ?, ?)`, e.MachineID, e.Kind, e.What, t.OrNow(e.At))
 		if err != nil {
 			return err
@@ -53,7 +62,7 @@ func (c *Catalog) RecordEffect(ctx context.Context, e Effect) error {
 }
 
 // EffectsSince gives a machine's kept effects from a time on, oldest first.
-func (c *Catalog) EffectsSince(ctx context.Context, machineID string, since time.Time) ([]Effect, error) {
-	return database.All(ctx, c.db, scanEffect, `SELECT machine_id, kind, what, at FROM effects
+func (l *Log) EffectsSince(ctx context.Context, machineID string, since time.Time) ([]Effect, error) {
+	return database.All(ctx, l.db, scanEffect, `SELECT machine_id, kind, what, at FROM effects
 		WHERE machine_id = ? AND at >= ? ORDER BY seq`, machineID, since.UnixNano())
 }
