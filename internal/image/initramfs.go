@@ -33,6 +33,7 @@ func bootModules() []string {
 		"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
 		"virtio_blk", "virtio_console", "virtio-rng", "failover", "net_failover", "virtio_net",
 		"pvpanic", "pvpanic-mmio", // or a panic looks like a reset
+		"inet_diag", "tcp_diag", // with them the agent ends connections after a restore
 	}
 }
 

@@ -126,9 +126,11 @@ func (f found) check(builtin []byte) error {
 	return nil
 }
 
-// optional names what some kernels do not have at all, because
-// what would need it is configured without it; loading the others in order
-// tells.
+// optional names what some kernels do not have at all, because what would need
+// it is configured without it, or a guest can do without; loading the others
+// in order tells.
 func optional(name string) bool {
-	return slices.Contains([]string{"virtio_pci_legacy_dev", "virtio_pci_modern_dev", "failover", "net_failover"}, name)
+	return slices.Contains([]string{
+		"virtio_pci_legacy_dev", "virtio_pci_modern_dev", "failover", "net_failover", "inet_diag", "tcp_diag",
+	}, name)
 }
