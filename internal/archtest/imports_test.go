@@ -65,6 +65,9 @@ var sameLevel = map[[2]string]string{
 	{"internal/diskchain", "internal/catalog"}:  "a chain is what the catalog recorded",
 	{"internal/window", "internal/machine"}:     "a window is opened on a machine's run",
 	{"internal/capture", "internal/catalog"}:    "a capture ends with its publication in the catalog",
+	{"internal/memory", "internal/catalog"}:     "memory files are made of the layers that the catalog names",
+	{"internal/capture", "internal/memory"}:     "a capture drops what is the same in the memory below",
+	{"internal/restore", "internal/memory"}:     "a run continues from a memory file",
 	{"internal/restore", "internal/catalog"}:    "a restore is committed in the catalog",
 	{"internal/restore", "internal/capture"}:    "what a restore discards is captured first",
 }

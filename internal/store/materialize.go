@@ -43,7 +43,7 @@ func Materialize(ctx context.Context, cfg MaterializeConfig) error {
 	if err != nil {
 		return err
 	}
-	steps.Add(func() { _ = cfg.FS.Remove(temp) })
+	steps.Add(func() { _ = cfg.FS.RemoveUnsynced(temp) })
 	defer file.Close()
 	if err := file.OS().Truncate(cfg.MemoryBytes); err != nil {
 		return errdefs.New(errdefs.Storage, "materialize %q: %w", cfg.Path, err)
@@ -62,7 +62,11 @@ func Materialize(ctx context.Context, cfg MaterializeConfig) error {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	if err := cfg.FS.Rename(temp, cfg.Path); err != nil {
+	rename := cfg.FS.Rename
+	if cfg.Unsynced {
+		rename = cfg.FS.RenameUnsynced
+	}
+	if err := rename(temp, cfg.Path); err != nil {
 		return err
 	}
 	steps.Release()
