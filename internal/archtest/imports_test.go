@@ -36,6 +36,7 @@ var levels = map[string]int{
 	"internal/capture":   3,
 	"internal/catalog":   3,
 	"internal/restore":   3,
+	"internal/memory":    3,
 	"internal/diskchain": 3,
 	// 4: where it meets.
 	"internal/daemon": 4,

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -75,7 +76,7 @@ func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
 		if err != nil {
 			return err
 		}
-		what := fmt.Sprintf("remove image %q", orElse(img.Name, img.BuildID))
+		what := fmt.Sprintf("remove image %q", cmp.Or(img.Name, img.BuildID))
 		users, err := database.All(ctx, t, database.Value[string], `
 			SELECT 'machine ' || name FROM machines WHERE image_build_id = ?1
 			UNION SELECT 'checkpoint ' || coalesce(k.name, k.id) || ' of ' || m.name
@@ -104,10 +105,3 @@ func requireImage(t *database.Tx, buildID string) error {
 }
 
 func noImage(ref string) error { return rows.NotFound("image", ref, "holdpoint image ls") }
-
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
-}
