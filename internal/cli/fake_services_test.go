@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -135,6 +136,9 @@ func (s *fakeMachines) Remove(_ context.Context, r *connect.Request[holdpointv1.
 }
 
 func (s *fakeMachines) PlanRestore(context.Context, *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.RestorePlan], error) {
+	if s.f.broken.Add(-1) >= 0 {
+		panic(http.ErrAbortHandler)
+	}
 	return connect.NewResponse(s.plan()), nil
 }
 

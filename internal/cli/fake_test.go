@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,6 +52,8 @@ type fake struct {
 	// admitted gets the id of each operation.
 	admitted chan string
 	plan     *holdpointv1.RestorePlan
+	// broken is how many more times the connection breaks when a plan is asked.
+	broken   atomic.Int32
 	commands []*agentv1.Command
 	// stopped is whether the machine is.
 	stopped bool

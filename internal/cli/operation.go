@@ -141,7 +141,7 @@ WRONG_STATE.`,
 		MinArgs: 1, MaxArgs: 1, Object: view.OperationObject{}, Complete: app.First(a.OperationIDs),
 		Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.WrongState, errdefs.OutcomeUnknown, errdefs.Deadline},
 		Run: func(ctx context.Context, args []string) error {
-			return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+			return a.Once(ctx, func(ctx context.Context, c *client.Client) error {
 				op, err := findOperation(ctx, c, args[0])
 				if err != nil {
 					return err

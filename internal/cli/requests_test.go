@@ -272,3 +272,15 @@ func TestCompletion(t *testing.T) {
 		t.Errorf("without a daemon: %+v", r)
 	}
 }
+
+// A question is asked again, once, when the daemon goes away under it.
+func TestQuestionsAreAskedAgain(t *testing.T) {
+	f, dir := serve(t, func(f *fake) { f.broken.Store(1) })
+	if r := holdpoint(dir, "", "restore", "web", "before-agent", "--disk", "--plan"); r.code != 0 || !strings.Contains(r.stdout, "app.localhost") {
+		t.Errorf("restore --plan: %+v", r)
+	}
+	f.broken.Store(2)
+	if r := holdpoint(dir, "", "restore", "web", "before-agent", "--disk", "--plan"); r.code != 1 || !strings.Contains(r.stderr, "broke") {
+		t.Errorf("restore --plan, twice broken: %+v", r)
+	}
+}

@@ -170,8 +170,22 @@ func (a *App) With(ctx context.Context, f func(c *client.Client) error) error {
 	return f(c)
 }
 
-// Query is with for calls that only ask: they end when we are asked to leave.
+// Query is With for calls that only ask: they end when we are asked to leave,
+// and f is called once more when the daemon went away under it. f must not
+// print before it has its answer.
 func (a *App) Query(ctx context.Context, f func(ctx context.Context, c *client.Client) error) error {
+	ctx, stop := Interruptible(ctx)
+	defer stop()
+	err := a.Once(ctx, f)
+	if client.Unreachable(err) && ctx.Err() == nil {
+		err = a.Once(ctx, f)
+	}
+	return err
+}
+
+// Once is Query for what must not be done a second time: it has an effect, or
+// has printed a part.
+func (a *App) Once(ctx context.Context, f func(ctx context.Context, c *client.Client) error) error {
 	ctx, stop := Interruptible(ctx)
 	defer stop()
 	c, err := a.connect(ctx)

@@ -87,16 +87,22 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 	if err := o.check(machine); err != nil {
 		return err
 	}
+	req := &holdpointv1.RestoreMachineRequest{
+		RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety,
+	}
+	if o.plan {
+		return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+			plan, starts, err := planRestore(ctx, c, false, req)
+			if err != nil {
+				return err
+			}
+			return printPlan(a, plan, starts, o)
+		})
+	}
 	return a.With(ctx, func(c *client.Client) error {
-		req := &holdpointv1.RestoreMachineRequest{
-			RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety,
-		}
 		plan, starts, err := planRestore(ctx, c, !a.Repeatable(), req)
 		if err != nil {
 			return err
-		}
-		if o.plan {
-			return printPlan(a, plan, starts, o)
 		}
 		if err := confirmRestore(a, plan, starts, &o); err != nil {
 			return err

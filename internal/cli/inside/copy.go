@@ -75,7 +75,7 @@ func runCopy(ctx context.Context, a *app.App, source, destination string) error 
 		return errdefs.New(errdefs.Invalid, "cp %s %s: a path is missing after the colon; . is the home folder there", source, destination)
 	}
 	var result tarstream.Result
-	err := a.Query(ctx, func(ctx context.Context, c *client.Client) (err error) {
+	err := a.Once(ctx, func(ctx context.Context, c *client.Client) (err error) {
 		moved, hide := a.ByteProgress("copying")
 		defer hide()
 		if to.machine != "" {

@@ -40,7 +40,7 @@ func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) err
 	if o.follow && a.JSON {
 		return errdefs.New(errdefs.Invalid, "logs %s: --follow and --json exclude each other", machine)
 	}
-	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+	return a.Once(ctx, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.Guest.Logs(ctx, connect.NewRequest(&holdpointv1.GuestLogsRequest{
 			Machine: machine, Follow: o.follow, Tail: o.tail,
 		}))
