@@ -64,15 +64,17 @@ func (c *Capturer) settleTop(ctx context.Context, m catalog.Machine, source Full
 	if len(disk) > 0 && disk[len(disk)-1] != top {
 		return c.Discard(ctx, m.ID, top)
 	}
+	chain, err := c.cfg.Catalog.Chain(ctx, m.ID)
+	if err != nil {
+		return err
+	}
+	n := len(chain) - 1
+	if n < 1 || chain[n].ID != top {
+		return nil // it was discarded already
+	}
 	if source == nil || len(disk) > 0 { // nothing writes below the top any more
-		chain, err := c.cfg.Catalog.Chain(ctx, m.ID)
-		if err != nil {
+		if _, _, err := c.seal(ctx, chain[:n]); err != nil {
 			return err
-		}
-		if n := len(chain) - 1; n > 0 && chain[n].ID == top {
-			if _, _, err := c.seal(ctx, chain[:n]); err != nil {
-				return err
-			}
 		}
 	}
 	return c.cfg.Catalog.WakeTop(ctx, m.ID, top)

@@ -120,9 +120,10 @@ func (c *Catalog) BeginRun(ctx context.Context, id, runID string) error {
 }
 
 // EndRun records why a run ended and the state the machine is in now: stopped,
-// which gives up its memory, or suspended, which is WRONG_STATE unless its head
-// is the full checkpoint of its memory. News of a run that is not the machine's
-// last is WRONG_STATE and changes nothing.
+// which gives up its memory, or suspended, which has that of its head and is
+// WRONG_STATE unless that is a full checkpoint. The caller knows that nothing
+// ran since its head. News of a run that is not the machine's last is WRONG_STATE
+// and changes nothing, and so is that a suspended machine's run has stopped.
 func (c *Catalog) EndRun(ctx context.Context, id, runID string, s machine.State, exit string) error {
 	return c.db.Write(ctx, "end-run", func(t *database.Tx) error {
 		m, err := machineOf(t, id)
@@ -132,20 +133,35 @@ func (c *Catalog) EndRun(ctx context.Context, id, runID string, s machine.State,
 		if m.RunID != runID {
 			return errdefs.New(errdefs.WrongState, "end run %s of machine %q: its run is %s by now", runID, m.Name, m.RunID)
 		}
-		switch {
-		case s == machine.Stopped:
+		switch s {
+		case machine.Stopped:
+			if m.State == machine.Suspended && m.Exit != "" {
+				return errdefs.New(errdefs.WrongState, "end run %s of machine %q: the machine is suspended by now", runID, m.Name)
+			}
 			err = rows.SetMachineMemory(t, id, nil, "", "")
-		case s != machine.Suspended:
-		case m.Head == "" || m.Head != m.MemoryHead:
-			err = errdefs.New(errdefs.WrongState, "suspend machine %q: its head is not the full checkpoint of its memory; checkpoint it first", m.Name)
-		default:
-			err = t.Do(`UPDATE machines SET memory_file = '' WHERE id = ?`, id)
+		case machine.Suspended:
+			err = keepMemory(t, m)
 		}
 		if err != nil {
 			return err
 		}
 		return t.Do(`UPDATE machines SET state = ?, exit = ? WHERE id = ?`, s, exit, id)
 	})
+}
+
+// keepMemory gives a machine without a run the memory of its head, whatever was
+// recorded of that run's end before.
+func keepMemory(t *database.Tx, m Machine) error {
+	if m.Head != "" {
+		head, err := rows.GetCheckpoint(t.Ctx, t, m.Head)
+		if err != nil {
+			return err
+		}
+		if head.Full != nil {
+			return rows.SetMachineMemory(t, m.ID, head.Full.Memory, head.ID, "")
+		}
+	}
+	return errdefs.New(errdefs.WrongState, "suspend machine %q: its head is no full checkpoint; checkpoint it first", m.Name)
 }
 
 // RemoveMachine forgets a machine with its checkpoints, their pools, its routes

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
@@ -23,12 +22,6 @@ type Source interface {
 	Kill(ctx context.Context) error
 	// Boot begins a run of the machine's recorded chain, after the source ended.
 	Boot(ctx context.Context) error
-}
-
-// FullSource is a Source of which full checkpoints can be taken.
-type FullSource interface {
-	Source
-	capture.FullSource
 }
 
 // Host says what runs are made of here.

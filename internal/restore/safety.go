@@ -3,10 +3,13 @@ package restore
 import (
 	"context"
 	"fmt"
+	"time"
 
+	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 // safety keeps what the restore discards, and leaves the source ended or
@@ -19,7 +22,22 @@ func (a *attempt) safety(ctx context.Context) (*checkpoint.Checkpoint, error) {
 		}
 		return nil, a.pauseOrKill(ctx)
 	}
+	if a.Machine.State == machine.Suspended {
+		head, err := a.cfg.Catalog.GetCheckpoint(ctx, a.Machine.Head)
+		if err != nil {
+			return nil, err
+		}
+		return &head, nil // nothing has happened since
+	}
 	a.detail.SafetyID = durable.NewID()
+	if a.Source != nil && a.Capture != nil {
+		ckpt, err := a.fullSafety(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ckpt, err
+		}
+		a.Note("of the present state only the disk is kept: %v", err)
+		a.detail.Safety = nil
+	}
 	if err := a.Enter(ctx, PhaseSafety, "keeping the present state", a.detail); err != nil {
 		return nil, err
 	}
@@ -40,6 +58,32 @@ func (a *attempt) safety(ctx context.Context) (*checkpoint.Checkpoint, error) {
 		return nil, fmt.Errorf("keep the present state of %s: %w", a.Machine.Name, err)
 	}
 	return &ckpt, nil
+}
+
+// fullSafety keeps the whole machine, which stands still from then on.
+func (a *attempt) fullSafety(ctx context.Context) (*checkpoint.Checkpoint, error) {
+	began := time.Now()
+	result, err := a.cfg.Capturer.Full(ctx, capture.FullRequest{
+		Operation: a.Operation, Machine: a.Machine, Source: a.Capture, StayPaused: !a.Paused,
+		ChangedBytes: a.ChangedBytes, Note: a.Note,
+		Checkpoint: checkpoint.Checkpoint{
+			ID: a.detail.SafetyID, Automatic: true, Message: "before restore to " + label(a.Target), Routes: a.Routes,
+		},
+		Enter: func(ctx context.Context, _, text string, detail any) error {
+			if d, ok := detail.(capture.FullDetail); ok {
+				a.detail.Safety = &d
+			}
+			return a.Enter(ctx, PhaseSafety, text, a.detail)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.down = began.Add(result.Return - result.Downtime)
+	if a.switched = true; !a.Paused {
+		a.kept = &result.Detail
+	}
+	return &result.Checkpoint, nil
 }
 
 // still brings the source to where its disk can be sealed, and says how
