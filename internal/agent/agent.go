@@ -29,6 +29,8 @@ import (
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
 	"github.com/holdpoint/holdpoint/internal/agent/codec"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
+	"github.com/holdpoint/holdpoint/internal/agent/conversation"
+	"github.com/holdpoint/holdpoint/internal/agent/identity"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/wire"
@@ -79,7 +81,7 @@ type Agent struct {
 
 	off sync.Once
 
-	clock      clock
+	clock      *identity.Clock
 	continuing sync.Mutex // held by Continue
 
 	mu         sync.Mutex
@@ -110,7 +112,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	family := command.NewFamily(cfg.Init)
 	return &Agent{
-		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: clock{real: cfg.Init},
+		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: identity.NewClock(cfg.Init),
 		commands: command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path}),
 	}, nil
 }
@@ -132,7 +134,7 @@ func (a *Agent) Close() {
 func (a *Agent) Serve(ctx context.Context, l net.Listener, opts ...connect.HandlerOption) error {
 	mux := http.NewServeMux()
 	mux.Handle(a.Handler(opts...))
-	err := link.Serve(ctx, conversations{l}, link.ServeConfig{Handler: mux, Log: a.cfg.Log})
+	err := link.Serve(ctx, conversation.Listen(l), link.ServeConfig{Handler: mux, Log: a.cfg.Log})
 	for _, c := range a.commands.List() {
 		if !c.Detached {
 			c.HangUp()
@@ -163,7 +165,7 @@ func (a *Agent) Ping(context.Context, *connect.Request[agentv1.PingRequest]) (*c
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return connect.NewResponse(&agentv1.PingResponse{
-		BootId: a.bootID, UnixNano: a.clock.now().UnixNano(), Build: a.cfg.Build,
+		BootId: a.bootID, UnixNano: a.clock.Now().UnixNano(), Build: a.cfg.Build,
 		Configured: a.configured != nil, UptimeNano: now.Nano(),
 	}), nil
 }

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -36,7 +35,7 @@ func (a *Agent) tellKernel(m told) error {
 		}
 	}
 	if m.GetUnixNano() != 0 {
-		if err := a.clock.set(m.GetUnixNano()); err != nil {
+		if err := a.clock.Set(m.GetUnixNano()); err != nil {
 			return err
 		}
 	}
@@ -95,44 +94,8 @@ func (a *Agent) goOn(m *agentv1.ContinueRequest) (closedSockets int, err error) 
 
 // StepClock moves the wall clock.
 func (a *Agent) StepClock(_ context.Context, req *connect.Request[agentv1.StepClockRequest]) (*connect.Response[agentv1.StepClockResponse], error) {
-	if err := a.clock.step(time.Duration(req.Msg.GetDeltaNano())); err != nil {
+	if err := a.clock.Step(time.Duration(req.Msg.GetDeltaNano())); err != nil {
 		return nil, wire.Encode(err)
 	}
 	return connect.NewResponse(&agentv1.StepClockResponse{}), nil
-}
-
-// clock is the guest's wall clock: the kernel's, or, for an agent that must
-// not touch that, what it would be.
-type clock struct {
-	real bool
-
-	mu  sync.Mutex
-	off time.Duration // against the kernel's
-}
-
-// now is the wall clock's time.
-func (c *clock) now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return time.Now().Add(c.off)
-}
-
-func (c *clock) set(unixNano int64) error {
-	if c.real {
-		return identity.SetClock(unixNano)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.off = time.Until(time.Unix(0, unixNano))
-	return nil
-}
-
-func (c *clock) step(d time.Duration) error {
-	if c.real {
-		return identity.StepClock(d)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.off += d
-	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
+	"github.com/holdpoint/holdpoint/internal/agent/conversation"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -62,7 +63,7 @@ func (a *Agent) Exec(ctx context.Context, stream *execStream) error {
 	err = a.carryOutput(ctx, stream, c, out, first.GetStart().GetDetach())
 	switch {
 	case err == nil || !owner:
-	case conversationOver(ctx):
+	case conversation.Over(ctx):
 		a.commands.Keep(c)
 	default:
 		a.commands.Forget(c)

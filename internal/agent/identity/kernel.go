@@ -5,7 +5,6 @@ package identity
 import (
 	"fmt"
 	"os"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -15,33 +14,6 @@ import (
 func SetHostname(name string) error {
 	if err := unix.Sethostname([]byte(name)); err != nil {
 		return fmt.Errorf("set host name %q: %w", name, err)
-	}
-	return nil
-}
-
-// SetClock sets the wall clock, in nanoseconds since the Unix epoch.
-func SetClock(unixNano int64) error {
-	ts := unix.NsecToTimespec(unixNano)
-	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
-		return fmt.Errorf("set the clock to %s: %w", time.Unix(0, unixNano).UTC().Format(time.RFC3339), err)
-	}
-	return nil
-}
-
-// StepClock moves the wall clock by d, to the microsecond. The kernel adds
-// (adjtimex(2), ADJ_SETOFFSET): between a read and a set of ours this process
-// could be kept waiting, and the clock would lose that time. Its nanoseconds
-// (ADJ_NANO) would change how a time daemon of the guest is understood.
-func StepClock(d time.Duration) error {
-	us := d.Round(time.Microsecond).Microseconds()
-	sec, usec := us/1e6, us%1e6
-	if usec < 0 {
-		sec, usec = sec-1, usec+1e6
-	}
-	t := unix.Timex{Modes: unix.ADJ_SETOFFSET}
-	t.Time.Sec, t.Time.Usec = sec, usec
-	if _, err := unix.Adjtimex(&t); err != nil {
-		return fmt.Errorf("step the clock by %s: %w", d, err)
 	}
 	return nil
 }

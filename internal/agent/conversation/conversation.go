@@ -1,6 +1,10 @@
 //go:build linux
 
-package agent
+// Package conversation lets the handler of a call tell the end of its own
+// stream, which its user closed, from the end of the whole conversation that it
+// came in. It does not know what is said, nor how conversations begin (package
+// link).
+package conversation
 
 import (
 	"context"
@@ -11,12 +15,14 @@ import (
 	"sync/atomic"
 )
 
-// conversations marks each conversation that l yields with its end, so that a
-// handler can tell the end of its stream from the end of everything.
-type conversations struct{ net.Listener }
+// Listen makes Over know the conversations that l yields, when an http.Server
+// serves them. The returned listener is l's and closes it.
+func Listen(l net.Listener) net.Listener { return listener{l} }
+
+type listener struct{ net.Listener }
 
 // Accept waits for the next conversation.
-func (l conversations) Accept() (net.Conn, error) {
+func (l listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -66,9 +72,10 @@ type end struct {
 	of *conversation
 }
 
-// conversationOver reports whether the whole conversation that ctx's call came
-// in has ended. It is false for a call that came otherwise.
-func conversationOver(ctx context.Context) bool {
+// Over reports whether the whole conversation that the call with this context
+// came in has ended. Where the end of the conversation is why the context
+// ended, it says so. It is false for a call that came otherwise.
+func Over(ctx context.Context) bool {
 	e, ok := ctx.Value(http.LocalAddrContextKey).(end)
 	return ok && e.of.over.Load()
 }
