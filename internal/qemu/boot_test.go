@@ -24,7 +24,7 @@ import (
 )
 
 // guest makes configurations that boot the fixture's kernel into our test guest.
-func (b *bench) guest(t *testing.T) func(t *testing.T) machine.RunConfig {
+func (b *bench) guest(t testing.TB) func(t testing.TB) machine.RunConfig {
 	t.Helper()
 	dir := os.Getenv("HOLDPOINT_TEST_IMAGE")
 	if dir == "" {
@@ -47,7 +47,7 @@ func (b *bench) guest(t *testing.T) func(t *testing.T) machine.RunConfig {
 	// Later archives replace what earlier ones hold.
 	archive := append(append([]byte(nil), modules...), make([]byte, -len(modules)&3)...)
 	must(t, os.WriteFile(initramfs, append(archive, newc("init", code)...), 0o600))
-	return func(t *testing.T) machine.RunConfig {
+	return func(t testing.TB) machine.RunConfig {
 		cfg := b.config(t)
 		cfg.Kernel, cfg.Initramfs, cfg.CPUs = filepath.Join(dir, "kernel"), initramfs, 2
 		cfg.MemoryBytes, cfg.Cmdline = 256<<20, "rdinit=/init"
@@ -72,12 +72,12 @@ func newc(name string, data []byte) []byte {
 
 // talk is one conversation with the test guest.
 type talk struct {
-	t    *testing.T
+	t    testing.TB
 	conn net.Conn
 	r    *bufio.Reader
 }
 
-func dialGuest(t *testing.T, r machine.Run) *talk {
+func dialGuest(t testing.TB, r machine.Run) *talk {
 	t.Helper()
 	conn, err := r.DialLink(ctxOf(t))
 	must(t, err)

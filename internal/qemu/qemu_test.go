@@ -26,14 +26,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // bench has a real QEMU and disks; its guests are only firmware, which finds
 // nothing to boot and waits.
 type bench struct {
-	t    *testing.T
+	t    testing.TB
 	dir  string
 	q    *QEMU
 	disk *disk.Disk
 	base machine.Layer
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t testing.TB) *bench {
 	t.Helper()
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
 		t.Skip("qemu-system-x86_64 is not installed")
@@ -53,7 +53,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) overlay(t *testing.T) machine.Layer {
+func (b *bench) overlay(t testing.TB) machine.Layer {
 	t.Helper()
 	id := durable.NewID()
 	l := machine.Layer{ID: id, Path: filepath.Join(b.dir, id+".qcow2"), Format: "qcow2"}
@@ -61,7 +61,7 @@ func (b *bench) overlay(t *testing.T) machine.Layer {
 	return l
 }
 
-func (b *bench) config(t *testing.T) machine.RunConfig {
+func (b *bench) config(t testing.TB) machine.RunConfig {
 	t.Helper()
 	id := durable.NewID()
 	dir := filepath.Join(b.dir, id)
@@ -73,7 +73,7 @@ func (b *bench) config(t *testing.T) machine.RunConfig {
 	}
 }
 
-func (b *bench) launch(t *testing.T, cfg machine.RunConfig) *run {
+func (b *bench) launch(t testing.TB, cfg machine.RunConfig) *run {
 	t.Helper()
 	r, err := b.q.Launch(ctxOf(t), cfg)
 	must(t, err)
@@ -84,7 +84,7 @@ func (b *bench) launch(t *testing.T, cfg machine.RunConfig) *run {
 	return r.(*run)
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -92,13 +92,13 @@ func must(t *testing.T, err error) {
 }
 
 // ctxOf outlives the test, for its clean-up.
-func ctxOf(t *testing.T) context.Context {
+func ctxOf(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-func awaitExit(t *testing.T, r machine.Run, reason machine.ExitReason) {
+func awaitExit(t testing.TB, r machine.Run, reason machine.ExitReason) {
 	t.Helper()
 	select {
 	case <-r.Exited():
@@ -112,7 +112,11 @@ func awaitExit(t *testing.T, r machine.Run, reason machine.ExitReason) {
 
 func TestSuite(t *testing.T) {
 	b := newBench(t)
-	machinetest.Suite(t, machinetest.Fixture{Hypervisor: b.q, Config: b.config, Overlay: b.overlay})
+	machinetest.Suite(t, machinetest.Fixture{
+		Hypervisor: b.q,
+		Config:     func(t *testing.T) machine.RunConfig { return b.config(t) },
+		Overlay:    func(t *testing.T) machine.Layer { return b.overlay(t) },
+	})
 }
 
 // openFiles are the flags with which the process has the file open.

@@ -43,6 +43,8 @@ type run struct {
 	killed bool
 	closed bool
 	exit   machine.Exit
+	// size is the root disk's in bytes; 0 until QEMU was asked.
+	size int64
 }
 
 func newRun(q *QEMU, cfg machine.RunConfig, p *process, client *qmp.Client) *run {

@@ -4,13 +4,16 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
+	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
 // undoTimeout bounds what sets a failed switch right, which must not end with
@@ -49,8 +52,12 @@ func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
 // prepareTop adds the node of an overlay that is going to be the top, and
 // returns the node of the top it goes on; empty when it is the top already.
 func (r *run) prepareTop(ctx context.Context, verb string, top machine.Layer) (old string, err error) {
-	old, size, err := r.top(ctx)
+	old, err = r.top(ctx)
 	if err != nil || old == disk.NodeName(top.ID) {
+		return "", err
+	}
+	size, err := r.diskSize(ctx)
+	if err != nil {
 		return "", err
 	}
 	if err := checkOverlay(top, size); err != nil {
@@ -77,26 +84,43 @@ func checkOverlay(top machine.Layer, size int64) error {
 	return nil
 }
 
-// top asks QEMU for the node on which the root disk's device is, and its size.
-func (r *run) top(ctx context.Context) (node string, size int64, err error) {
+// top asks QEMU for the node that the root disk's device is on.
+func (r *run) top(ctx context.Context) (node string, err error) {
+	args := map[string]any{"path": argv.DiskPath, "property": "drive"}
+	err = r.execute(ctx, "look at disk of", "qom-get", args, &node)
+	return node, err
+}
+
+// diskSize is the size of the disk that the guest sees, in bytes. It stays the
+// same as long as the process lives, so QEMU is asked once: its answer tells
+// of all layers.
+func (r *run) diskSize(ctx context.Context) (int64, error) {
+	r.mu.Lock()
+	size := r.size
+	r.mu.Unlock()
+	if size > 0 {
+		return size, nil
+	}
 	var devices []struct {
 		QDev     string
 		Inserted struct {
-			NodeName string `json:"node-name"`
-			Image    struct {
+			Image struct {
 				VirtualSize int64 `json:"virtual-size"`
 			}
 		}
 	}
 	if err := r.execute(ctx, "look at disk of", "query-block", nil, &devices); err != nil {
-		return "", 0, err
+		return 0, err
 	}
 	for _, d := range devices {
-		if d.QDev == argv.DiskPath {
-			return d.Inserted.NodeName, d.Inserted.Image.VirtualSize, nil
+		if strings.HasPrefix(d.QDev, argv.DiskPath) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.size = d.Inserted.Image.VirtualSize
+			return r.size, nil
 		}
 	}
-	return "", 0, fmt.Errorf("look at disk of run %s: QEMU has no device %s", r.cfg.RunID, argv.DiskPath)
+	return 0, fmt.Errorf("look at disk of run %s: QEMU has no device %s", r.cfg.RunID, argv.DiskPath)
 }
 
 // addNode adds the overlay's node, in place of one that an interrupted switch
@@ -106,26 +130,19 @@ func (r *run) addNode(ctx context.Context, top machine.Layer) error {
 	if err != nil {
 		return err
 	}
-	var nodes []struct {
-		NodeName string `json:"node-name"`
-	}
-	if err := r.execute(ctx, "look at disk of", "query-named-block-nodes", map[string]any{"flat": true}, &nodes); err != nil {
-		return err
-	}
-	for _, n := range nodes {
-		if n.NodeName == disk.NodeName(top.ID) {
-			if err := r.delNode(ctx, top); err != nil {
-				return err
-			}
+	const verb = "add layer to"
+	var refused *qmp.Error
+	if err = r.execute(ctx, verb, "blockdev-add", args, nil); errors.As(err, &refused) {
+		// There is none to remove unless that is why it was refused.
+		if r.delNode(ctx, top) != nil {
+			return err
 		}
+		err = r.execute(ctx, verb, "blockdev-add", args, nil)
 	}
-	if err := r.execute(ctx, "add layer to", "blockdev-add", args, nil); err != nil {
-		if ctx.Err() != nil { // it may have been added all the same
-			_ = r.aside(ctx, func(ctx context.Context) error { return r.delNode(ctx, top) })
-		}
-		return err
+	if err != nil && ctx.Err() != nil { // it may have been added all the same
+		_ = r.aside(ctx, func(ctx context.Context) error { return r.delNode(ctx, top) })
 	}
-	return nil
+	return err
 }
 
 func (r *run) delNode(ctx context.Context, l machine.Layer) error {
@@ -147,7 +164,7 @@ func (r *run) settle(ctx context.Context, top machine.Layer, cause error) error 
 	}
 	switched := false
 	err := r.aside(ctx, func(ctx context.Context) error {
-		now, _, err := r.top(ctx)
+		now, err := r.top(ctx)
 		if err != nil {
 			return err
 		}

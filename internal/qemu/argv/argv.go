@@ -34,10 +34,10 @@ const (
 	LinkFD = 4
 )
 
-// diskID is the qdev id of the root disk; its frontend is DiskPath.
+// diskID is the qdev id of the root disk, DiskPath where QEMU has the device.
 const (
 	diskID   = "root"
-	DiskPath = "/machine/peripheral/root/virtio-backend"
+	DiskPath = "/machine/peripheral/" + diskID
 )
 
 // consoleOptions are added to the kernel's command line. The two in the middle

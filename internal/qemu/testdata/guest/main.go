@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -87,6 +88,12 @@ func do(words []string) string {
 		err = write(words[1], words[2])
 	case "read":
 		answer, err = read(words[1])
+	case "remember":
+		memory = words[1]
+	case "recall":
+		answer = memory
+	case "dirty": // pages to write to in each 10 ms
+		go dirty(words[1])
 	case "random":
 		b, rerr := os.ReadFile("/sys/class/misc/hw_random/rng_current")
 		answer, err = string(bytes.TrimSpace(b)), rerr
@@ -101,6 +108,23 @@ func do(words []string) string {
 		return "error " + err.Error()
 	}
 	return answer
+}
+
+// memory is what the host asked to remember.
+var memory = "nothing"
+
+func dirty(pages string) {
+	var n int
+	if _, err := fmt.Sscan(pages, &n); err != nil || n <= 0 {
+		return
+	}
+	b := make([]byte, 64<<20)
+	for at := 0; ; time.Sleep(10 * time.Millisecond) {
+		for range n {
+			b[at%len(b)]++
+			at += 4096
+		}
+	}
 }
 
 func at(f *os.File, mib string) error {
