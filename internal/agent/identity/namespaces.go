@@ -19,8 +19,8 @@ import (
 // how many that somebody had open there were. Their programs get ECONNABORTED
 // at once (SOCK_DESTROY of sock_diag(7)), where they would wait in silence for
 // an answer to a connection that nobody knows any more. Sockets that listen and
-// connections within the guest stay. A kernel without sock_diag for TCP gives
-// an error. Only process 1 of a guest may call it.
+// connections within the guest stay. A kernel that cannot do so gives an error of
+// kind UNSUPPORTED. Only process 1 of a guest may call it.
 func DestroyOutside() (int, error) {
 	names, _ := filepath.Glob("/proc/[0-9]*/ns/net") // the pattern is right
 	return destroyIn(names)

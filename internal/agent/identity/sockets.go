@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 // The messages of sock_diag(7), include/uapi/linux/inet_diag.h.
@@ -64,7 +66,7 @@ func (d *diag) destroy(inside func(netip.Addr) bool) (int, error) {
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		list, err := d.list(family)
 		if err != nil {
-			return n, err
+			return n, explain(err)
 		}
 		for _, s := range list {
 			if inside(s.remote) {
@@ -72,7 +74,7 @@ func (d *diag) destroy(inside func(netip.Addr) bool) (int, error) {
 			}
 			gone, err := d.end(s)
 			if err != nil {
-				return n, err
+				return n, explain(err)
 			}
 			if gone && s.open {
 				n++
@@ -80,6 +82,14 @@ func (d *diag) destroy(inside func(netip.Addr) bool) (int, error) {
 		}
 	}
 	return n, nil
+}
+
+// explain gives kind UNSUPPORTED to what a kernel without the means answers.
+func explain(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return errdefs.New(errdefs.Unsupported, "the kernel has no tcp_diag that destroys sockets (INET_DIAG_DESTROY): %w", err)
+	}
+	return err
 }
 
 type tcpSocket struct {

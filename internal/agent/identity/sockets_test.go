@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 func epoch() time.Time { return time.Unix(1e9, 0) }
@@ -90,7 +92,7 @@ func inOwnNamespace() error {
 	}
 	me := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
 	n, err := destroyIn([]string{me, "/proc/self/ns/net", "/proc/0/ns/net"})
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+	if errdefs.Is(err, errdefs.Unsupported) {
 		return errNoDiag
 	}
 	// The end of one end resets the other, which then is not there any more.
