@@ -480,20 +480,21 @@ func TestLateRecordsAreSpared(t *testing.T) {
 	w := newWorld(t)
 	w.cfg.MaxBytes = 1
 	w.layer(1, 0, noise(1, 50), 0, 50)
-	_, release := w.open(full(1))
-	release2 := func() {}
-	w.records.asked = func() {
-		w.records.mu.Lock()
-		w.records.asked = nil
-		w.records.mu.Unlock()
-		w.records.use(id(1))
-		release2()
-	}
 	w.records.use(id(1))
+	_, release := w.open(full(1))
 	release()
 	w.records.use()
-	_, release2 = w.open(full(1))
+	_, release = w.open(full(1))
+	asked := false
+	w.records.asked = func() {
+		asked = true
+		w.records.use(id(1))
+		release()
+	}
 	must(t, w.Evict(t.Context()))
+	if !asked {
+		t.Error("the catalog was not asked")
+	}
 	w.namesAre(1)
 }
 
