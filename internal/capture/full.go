@@ -236,14 +236,14 @@ func (t *taking) publish(ctx context.Context) error {
 	return err
 }
 
-// measure says how long the files of the layers are that are sealed now.
+// measure says how long the files of the layers are, as far as it is not known.
 func (t *taking) measure() ([]catalog.Measured, error) {
 	var measured []catalog.Measured
 	for _, layer := range []catalog.Layer{t.memory, t.devices} {
 		measured = append(measured, catalog.Measured{ID: layer.ID, Bytes: layer.StoredBytes, Digest: layer.Digest})
 	}
 	for _, layer := range t.below {
-		if !slices.Contains(t.sealed, layer.ID) {
+		if layer.StoredBytes != 0 {
 			continue
 		}
 		info, err := os.Lstat(t.Path(layer))

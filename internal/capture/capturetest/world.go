@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/holdpoint/holdpoint/internal/capture"
@@ -16,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/memory"
 )
 
 // ErrSource is what the double fails with where a test says so.
@@ -33,8 +35,13 @@ type World struct {
 	// Operation is an admitted operation's id.
 	Operation string
 	Source    *Source
-	// Phases are those that were entered.
+	// Memory is the cache of memory files.
+	Memory *memory.Cache
+	// Phases are those that were entered, and Notes what people should read.
 	Phases []string
+	Notes  []string
+
+	mu sync.Mutex
 }
 
 // New makes a world. The machine runs, with one live layer.
@@ -62,7 +69,8 @@ func New(tb testing.TB) *World {
 	_, _, err = w.Catalog.Admit(ctx, catalog.Operation{ID: w.Operation, RequestID: w.Operation, Verb: "test"}, 1<<40)
 	must(tb, err)
 	w.Machine = w.Now()
-	w.Source = &Source{world: w, running: true}
+	w.Source = &Source{world: w, running: true, first: w.Chain()}
+	must(tb, w.Files.MkdirAll(w.Home.Run(w.Machine.RunID)))
 	return w
 }
 
@@ -82,7 +90,10 @@ func (w *World) Reopen() {
 	var err error
 	w.Catalog, err = catalog.Open(context.Background(), catalog.Config{Path: w.Home.Catalog(), FS: w.Files})
 	must(w.tb, err)
-	w.Capturer = capture.New(capture.Config{Catalog: w.Catalog, Files: w.Files, Home: w.Home, Overlays: overlays{w}})
+	w.Memory = w.NewMemory()
+	w.Capturer = capture.New(capture.Config{
+		Catalog: w.Catalog, Files: w.Files, Home: w.Home, Overlays: overlays{w}, Memory: w.Memory,
+	})
 }
 
 // Now is the machine as it is recorded.
@@ -113,6 +124,8 @@ func (w *World) Enter(ctx context.Context, phase, _ string, _ any) error {
 	if err := w.Catalog.UpdatePhase(ctx, w.Operation, phase, []byte("{}")); err != nil {
 		return err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.Phases = append(w.Phases, phase)
 	return nil
 }
@@ -146,11 +159,25 @@ type Source struct {
 	Done    []string
 	// Unclean: the guest stops without having said that it is clean.
 	Unclean bool
-	// Fails are what it does not do: "stop", "pause", "switch", "boot".
+	// Fails are what it does not do: "stop", "pause", "switch", "boot", "capture",
+	// "capture after the switch", "stage" (it leaves a torn file), "disk" (it does
+	// not say), and the words of SettleCapture.
 	Fails map[string]bool
-	// OnStop is called when it is asked to stop.
-	OnStop func()
+	// OnStop is called when it is asked to stop, OnCapture at the end of a capture.
+	OnStop, OnCapture func()
+
+	// first is the machine's chain before anything was done, disk what is open.
+	first, disk []string
+	// pages is the memory, by the byte that fills a page; changed are those
+	// written since parent, captured what they were before the pending capture.
+	pages             map[int64]byte
+	changed, captured map[int64]bool
+	parent, pending   string
+	orders            []capture.CaptureOrder
 }
+
+// Orders are the captures it was asked for.
+func (s *Source) Orders() []capture.CaptureOrder { return s.orders }
 
 func (s *Source) do(what string) error {
 	if s.Fails[what] {
@@ -198,7 +225,13 @@ func (s *Source) Resume(context.Context) error {
 }
 
 // SwitchDisk gives the run a new top.
-func (s *Source) SwitchDisk(context.Context, catalog.Layer) error { return s.do("switch") }
+func (s *Source) SwitchDisk(_ context.Context, top catalog.Layer) error {
+	if err := s.do("switch"); err != nil {
+		return err
+	}
+	s.disk = append(s.diskNow(), top.ID)
+	return nil
+}
 
 // Boot begins a run of the recorded chain, as the keeper does.
 func (s *Source) Boot(ctx context.Context) error {
@@ -206,5 +239,11 @@ func (s *Source) Boot(ctx context.Context) error {
 		return err
 	}
 	s.running = true
-	return s.world.Catalog.BeginRun(ctx, s.world.Machine.ID, durable.NewID())
+	s.pages, s.changed, s.parent = map[int64]byte{}, map[int64]bool{}, ""
+	s.disk = append([]string{"image"}, s.world.Chain()...)
+	runID := durable.NewID()
+	if err := s.world.Files.MkdirAll(s.world.Home.Run(runID)); err != nil {
+		return err
+	}
+	return s.world.Catalog.BeginRun(ctx, s.world.Machine.ID, runID)
 }
