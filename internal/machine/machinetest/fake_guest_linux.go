@@ -65,20 +65,20 @@ type guestServices struct {
 	dec  *json.Decoder
 }
 
-func (s *guestServices) ask(req request) error {
+func (s *guestServices) ask(req request) (answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := json.NewEncoder(s.file).Encode(req); err != nil {
-		return err
-	}
 	var a answer
+	if err := json.NewEncoder(s.file).Encode(req); err != nil {
+		return a, err
+	}
 	if err := s.dec.Decode(&a); err != nil {
-		return err
+		return a, err
 	}
 	if a.Error != "" {
-		return errors.New(a.Error)
+		return a, errors.New(a.Error)
 	}
-	return nil
+	return a, nil
 }
 
 // fakeGuestMain is the body of the guest's first process.
@@ -98,8 +98,12 @@ func fakeGuestMain() error {
 	}
 	file := os.NewFile(4, "services")
 	services := &guestServices{file: file, dec: json.NewDecoder(file)}
-	fmt.Printf("fake guest of machine %s boots, run %s\n", spec.Run.MachineName, spec.Run.RunID)
-	awaitGone(faultPath(spec, "boot-waits"))
+	if spec.Run.Incoming == nil {
+		fmt.Printf("fake guest of machine %s boots, run %s\n", spec.Run.MachineName, spec.Run.RunID)
+		awaitGone(faultPath(spec, "boot-waits"))
+	} else {
+		fmt.Printf("fake guest continues from checkpoint %s, run %s\n", spec.Run.Incoming.Checkpoint, spec.Run.RunID)
+	}
 	portFile := os.NewFile(3, "port")
 	port, err := net.FileConn(portFile)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakememory"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
 
@@ -115,7 +116,11 @@ func (FakeOverlays) Seal(_ context.Context, path string) (storedBytes int64, err
 type fakeSpec struct {
 	Run    machine.RunConfig
 	Faults string
+	// Kept is what a guest that starts knows already; only guests get it.
+	Kept fakememory.Kept
 }
+
+func (f *Fake) spec(cfg machine.RunConfig) fakeSpec { return fakeSpec{Run: cfg, Faults: f.cfg.Faults} }
 
 func controlSocket(cfg machine.RunConfig) string { return filepath.Join(cfg.SocketDir, "fake.sock") }
 
@@ -152,7 +157,8 @@ func (f *Fake) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, err
 	}
-	spec, err := json.Marshal(fakeSpec{Run: cfg, Faults: f.cfg.Faults})
+	spec := f.spec(cfg)
+	specText, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +175,7 @@ func (f *Fake) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	cmd := exec.Command(exe, fakeArg, "machine")
 	cmd.Dir = cfg.Dir
 	cmd.Env = append(os.Environ(), "HOLDPOINT_FAKE_RUN="+cfg.RunID)
-	cmd.Stdin = bytes.NewReader(spec)
+	cmd.Stdin = bytes.NewReader(specText)
 	cmd.Stderr = console
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -189,7 +195,7 @@ func (f *Fake) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, err
 	}
-	run, err := newFakeRun(cfg, p)
+	run, err := newFakeRun(spec, p)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +214,7 @@ func removeFiles(cfg machine.RunConfig) {
 }
 
 // awaitReady reads the one line that the machine's process says: "ready", or
-// why not.
+// the kind of error and why not.
 func awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { ready.Close() })
 	defer stop()
@@ -219,7 +225,8 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	case line == "ready":
 		return nil
 	case line != "":
-		return fmt.Errorf("launch fake machine: %s", line)
+		kind, why, _ := strings.Cut(line, " ")
+		return errdefs.New(errdefs.Kind(kind), "launch fake machine: %s", why)
 	case err != nil:
 		return fmt.Errorf("launch fake machine: %w", err)
 	}
@@ -233,7 +240,7 @@ func (f *Fake) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Proce
 	if err != nil || now != p {
 		return nil, gone
 	}
-	run, err := newFakeRun(cfg, p)
+	run, err := newFakeRun(f.spec(cfg), p)
 	if err != nil {
 		return nil, gone
 	}

@@ -14,29 +14,11 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakememory"
 )
-
-// request and answer are one line each, from a fakeRun or from the guest.
-type request struct {
-	Op string
-	// Layer is that of "switch".
-	Layer machine.Layer
-	// Paths are those of "memory".
-	Paths []string
-	// Reason is that of "end".
-	Reason machine.ExitReason
-}
-
-type answer struct {
-	Running bool
-	Kind    string
-	Error   string
-}
 
 // fakeMachine is the process that stands for QEMU.
 type fakeMachine struct {
@@ -50,9 +32,14 @@ type fakeMachine struct {
 	services      net.Conn
 	guestServices *os.File
 
+	memory *guestMemory
+	// memoryFile is open as long as the run lives; nil of one that booted.
+	memoryFile *os.File
+
 	mu      sync.Mutex
 	disk    fakedisk.Disk
 	running bool
+	clock   guestClock
 	// keeper is nil until the first resume; hold keeps it alive.
 	keeper *exec.Cmd
 	hold   io.Closer
@@ -71,7 +58,7 @@ func fakeMachineMain() error {
 		return err
 	}
 	if err := m.prepare(); err != nil {
-		fmt.Fprintln(ready, err)
+		fmt.Fprintln(ready, errdefs.KindOf(err), err)
 		ready.Close()
 		return err
 	}
@@ -97,7 +84,7 @@ func (m *fakeMachine) prepare() error {
 	}
 	awaitGone(m.faultPath("launch-waits"))
 	for _, path := range []string{cfg.Kernel, cfg.Initramfs} {
-		if _, err := os.Stat(path); path != "" && err != nil {
+		if _, err := os.Stat(path); path != "" && cfg.Incoming == nil && err != nil {
 			return fmt.Errorf("open boot file: %w", err)
 		}
 	}
@@ -113,12 +100,7 @@ func (m *fakeMachine) prepare() error {
 			return err
 		}
 	}
-	var chain []string
-	for _, l := range cfg.Disk {
-		chain = append(chain, l.Path)
-	}
-	m.disk = fakedisk.Disk{Root: rootDir(cfg), Memory: []string{"run", "dev/shm"}}
-	if err := m.disk.Load(chain); err != nil {
+	if err := m.load(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(m.disk.Root, "run/fake"), 0o755); err != nil {
@@ -161,94 +143,15 @@ func faultPath(spec fakeSpec, name string) string {
 	return path
 }
 
-// serve answers the requests of one fakeRun conversation.
-func (m *fakeMachine) serve(conn net.Conn) {
-	defer conn.Close()
-	dec, enc := json.NewDecoder(conn), json.NewEncoder(conn)
-	for {
-		var req request
-		if dec.Decode(&req) != nil {
-			return
-		}
-		if enc.Encode(m.do(req)) != nil {
-			return
-		}
-	}
-}
-
-// serveGuest answers the guest's requests.
-func (m *fakeMachine) serveGuest() {
-	dec, enc := json.NewDecoder(m.services), json.NewEncoder(m.services)
-	for {
-		var req request
-		if dec.Decode(&req) != nil {
-			return
-		}
-		if err := enc.Encode(m.do(req)); err != nil {
-			return
-		}
-	}
-}
-
-func (m *fakeMachine) do(req request) answer {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var err error
-	switch req.Op {
-	case "status":
-	case "pause":
-		err = m.pause()
-	case "resume":
-		err = m.resume()
-	case "switch":
-		err = m.switchDisk(req.Layer)
-	case "memory":
-		m.disk.Memory = append([]string{"run", "dev/shm"}, req.Paths...)
-	case "sync":
-		if err = m.disk.Sync(); err == nil {
-			m.endIfAsked()
-		}
-	case "end":
-		m.end(req.Reason, "")
-	default:
-		err = errdefs.New(errdefs.Internal, "no such request")
-	}
-	a := answer{Running: m.running}
-	if err != nil {
-		a.Kind, a.Error = string(errdefs.KindOf(err)), err.Error()
-	}
-	return a
-}
-
-func (m *fakeMachine) pause() error {
-	if !m.running {
-		return nil
-	}
-	if err := signalTree(m.keeper.Process.Pid, unix.SIGSTOP); err != nil {
-		return err
-	}
-	m.running = false
-	return m.disk.Sync()
-}
-
-func (m *fakeMachine) resume() error {
-	if m.running {
-		return nil
-	}
-	m.running = true
-	if m.keeper != nil {
-		return signalTree(m.keeper.Process.Pid, unix.SIGCONT)
-	}
-	return m.boot()
-}
-
 // boot starts the guest's processes.
 func (m *fakeMachine) boot() error {
 	held, hold, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	spec, err := json.Marshal(m.spec)
+	guest := m.spec
+	m.memory.change(func(kept *fakememory.Kept) { guest.Kept = *kept })
+	spec, err := json.Marshal(guest)
 	if err != nil {
 		return err
 	}
@@ -293,13 +196,6 @@ func (m *fakeMachine) awaitKeeper() {
 	m.end(machine.GuestPanic, "the guest's first process ended")
 }
 
-func (m *fakeMachine) switchDisk(top machine.Layer) error {
-	if m.running {
-		return errdefs.New(errdefs.WrongState, "the run is not paused")
-	}
-	return m.disk.Switch(top.Path)
-}
-
 // endIfAsked ends the run when a command in the guest asked for it.
 func (m *fakeMachine) endIfAsked() {
 	for name, reason := range map[string]machine.ExitReason{
@@ -316,7 +212,7 @@ func (m *fakeMachine) endIfAsked() {
 func (m *fakeMachine) end(reason machine.ExitReason, message string) {
 	if m.keeper != nil {
 		pid := m.keeper.Process.Pid
-		_ = signalTree(pid, unix.SIGSTOP)
+		_ = stopTree(pid)
 		if reason == machine.GuestShutdown || reason == machine.GuestReset {
 			if err := m.disk.Sync(); err != nil {
 				fmt.Fprintln(os.Stderr, "fake machine: "+err.Error())

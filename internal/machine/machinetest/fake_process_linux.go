@@ -1,12 +1,15 @@
 package machinetest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,6 +81,75 @@ func awaitProcess(pid int) {
 			return
 		}
 	}
+}
+
+// stopTree stops all descendants of a process and returns when they stand
+// still. A signal alone lets a system call that is under way finish first.
+func stopTree(pid int) error {
+	var done []int
+	for {
+		pids, err := descendants(pid)
+		if err != nil {
+			return err
+		}
+		fresh := slices.DeleteFunc(pids, func(p int) bool { return slices.Contains(done, p) })
+		if len(fresh) == 0 {
+			return nil
+		}
+		for _, p := range fresh {
+			if err := unix.Kill(p, unix.SIGSTOP); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("stop process %d: %w", p, err)
+			}
+		}
+		for _, p := range fresh {
+			if err := awaitStopped(p); err != nil {
+				return err
+			}
+		}
+		done = append(done, fresh...)
+	}
+}
+
+// awaitStopped waits until all threads of a process stand still. The kernel
+// has no event for it but for the process's parent. A thread that waits for the
+// child of its vfork, which may be stopped already, counts as one that does.
+func awaitStopped(pid int) error {
+	const (
+		limit      = 5 * time.Second
+		vforkLimit = 20 * time.Millisecond
+	)
+	for begun := time.Now(); ; time.Sleep(200 * time.Microsecond) {
+		states, err := threadStates(pid)
+		if err != nil {
+			return err
+		}
+		if strings.Trim(states, "TtZXx") == "" || strings.Trim(states, "TtZXxD") == "" && time.Since(begun) > vforkLimit {
+			return nil
+		}
+		if time.Since(begun) > limit {
+			return fmt.Errorf("stop process %d: its threads are in states %q after %s", pid, states, limit)
+		}
+	}
+}
+
+// threadStates are the letters of field 3 of /proc/PID/task/TID/stat, proc(5),
+// of all threads; none of a process that is gone.
+func threadStates(pid int) (string, error) {
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	var states strings.Builder
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		if at := bytes.LastIndex(data, []byte(") ")); at >= 0 && at+2 < len(data) {
+			states.WriteByte(data[at+2])
+		}
+	}
+	return states.String(), nil
 }
 
 // signalTree sends sig to all descendants of a process, not to itself, until

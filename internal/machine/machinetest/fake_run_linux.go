@@ -19,6 +19,7 @@ import (
 // fakeRun is a run seen from outside. Its goroutine waits for the process's
 // exit and is waited for by Close.
 type fakeRun struct {
+	spec    fakeSpec
 	cfg     machine.RunConfig
 	process machine.Process
 	pidfd   *os.File
@@ -31,12 +32,12 @@ type fakeRun struct {
 	exit   machine.Exit
 }
 
-func newFakeRun(cfg machine.RunConfig, p machine.Process) (*fakeRun, error) {
+func newFakeRun(spec fakeSpec, p machine.Process) (*fakeRun, error) {
 	fd, err := unix.PidfdOpen(p.PID, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", p.PID, err)
 	}
-	r := &fakeRun{cfg: cfg, process: p, pidfd: os.NewFile(uintptr(fd), "pidfd"), exited: make(chan struct{})}
+	r := &fakeRun{spec: spec, cfg: spec.Run, process: p, pidfd: os.NewFile(uintptr(fd), "pidfd"), exited: make(chan struct{})}
 	if now, err := identify(p.PID); err != nil || now != p {
 		r.pidfd.Close()
 		return nil, fmt.Errorf("open process %d: it has ended", p.PID)

@@ -8,12 +8,15 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -193,6 +196,36 @@ func (d *Disk) scan() (map[string]fileStamp, error) {
 		return nil
 	})
 	return found, err
+}
+
+// Digest is a digest of the names and contents on the disk, without those in
+// memory file systems: the same for a Disk that is loaded from these layers.
+func (d *Disk) Digest() (string, error) {
+	found, err := d.scan()
+	if err != nil {
+		return "", fmt.Errorf("scan fake disk: %w", err)
+	}
+	sum := sha256.New()
+	for _, rel := range slices.Sorted(maps.Keys(found)) {
+		path := filepath.Join(d.Root, rel)
+		var content []byte
+		switch found[rel].mode.Type() {
+		case 0:
+			content, err = os.ReadFile(path)
+		case fs.ModeSymlink:
+			var link string
+			link, err = os.Readlink(path)
+			content = []byte(link)
+		default:
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("read fake disk: %w", err)
+		}
+		fmt.Fprintf(sum, "%q %d\n", rel, len(content))
+		sum.Write(content)
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 func stamp(info fs.FileInfo) fileStamp {
