@@ -20,19 +20,25 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/checkpoints"
+	"github.com/holdpoint/holdpoint/internal/daemon/firstboot"
 	"github.com/holdpoint/holdpoint/internal/daemon/guest"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/idle"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/machines"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
 	"github.com/holdpoint/holdpoint/internal/daemon/settle"
+	"github.com/holdpoint/holdpoint/internal/daemon/slumber"
 	"github.com/holdpoint/holdpoint/internal/daemon/socket"
+	"github.com/holdpoint/holdpoint/internal/daemon/standby"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
+	"github.com/holdpoint/holdpoint/internal/diskchain"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/memory"
 	"github.com/holdpoint/holdpoint/internal/restore"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
@@ -40,6 +46,7 @@ import (
 // Host is what a daemon needs of the host besides runs.
 type Host interface {
 	capture.Overlays
+	diskchain.Merger
 	keeper.Booter
 	// BuildImage builds an image; see image.Build.
 	BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error)
@@ -65,7 +72,11 @@ type Config struct {
 	// MonitorCommand is the hidden verb's program and first arguments.
 	MonitorCommand []string
 	Build          string
-	Log            *slog.Logger
+	// Verify says when checkpoints are verified unasked; see proof.Config.
+	Verify string
+	// NoFirstBoots boots every new machine, and keeps no boot of an image.
+	NoFirstBoots bool
+	Log          *slog.Logger
 }
 
 // Daemon is the one daemon of a home. Its life: Open takes the home's lock and
@@ -79,6 +90,8 @@ type Daemon struct {
 	gates       *hold.Gates
 	engine      *operation.Engine
 	keeper      *keeper.Keeper
+	memory      *memory.Cache
+	chains      *diskchain.Chains
 	capturer    *capture.Capturer
 	reserve     *reserve.Reserve
 	view        *view.Viewer
@@ -86,6 +99,9 @@ type Daemon struct {
 	guest       *guest.Service
 	machines    *machines.Service
 	checkpoints *checkpoints.Service
+	pools       *standby.Pools
+	prover      *proof.Prover
+	slumber     *slumber.Watch
 	stop        chan struct{}
 	stopOnce    sync.Once
 
@@ -120,39 +136,63 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	d := &Daemon{
 		cfg: cfg, started: time.Now(), lock: lock, catalog: cat, gates: hold.New(), stop: make(chan struct{}),
 	}
-	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host})
-	d.reserve = reserve.New(cfg.Home.Reserve())
-	d.engine = operation.New(cat, cfg.Log, d.sweep)
-	d.keeper = keeper.New(keeper.Config{
-		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host,
-		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log,
-	})
-	steps.Add(d.keeper.Close)
-	d.serveWith(cat)
+	if d.memory, err = memory.New(memory.Config{Home: cfg.Home, Files: cfg.Files, Catalog: cat, Log: cfg.Log}); err != nil {
+		return nil, err
+	}
+	d.make(cat)
+	steps.Add(d.release)
 	settler := settle.New(settle.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Engine: d.engine, Keeper: d.keeper, Capturer: d.capturer,
-		Gates: d.gates, View: d.view, Images: d.buildConfig(), Log: cfg.Log,
+		Restorer: d.machines.Restorer, Pools: d.pools, Gates: d.gates, View: d.view, Images: d.buildConfig(), Log: cfg.Log,
 	})
 	if err := settler.Settle(ctx); err != nil {
 		return nil, err
 	}
-	d.fillReserve()
+	d.tend(ctx)
 	steps.Release()
 	return d, nil
 }
 
-// serveWith makes what serves the API.
-func (d *Daemon) serveWith(cat *catalog.Catalog) {
+// make makes the daemon's parts. None of them does anything yet.
+func (d *Daemon) make(cat *catalog.Catalog) {
+	cfg := d.cfg
+	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host, Memory: d.memory})
+	d.reserve = reserve.New(cfg.Home.Reserve())
+	d.engine = operation.New(cat, cfg.Log, d.sweep)
+	d.chains = diskchain.New(diskchain.Config{Home: cfg.Home, Files: cfg.Files, Merger: cfg.Host, Log: cfg.Log})
+	d.keeper = keeper.New(keeper.Config{
+		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host, Chains: d.chains, Memory: d.memory,
+		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log, Ended: d.ended,
+	})
 	d.view = &view.Viewer{Catalog: cat, Keeper: d.keeper, Proxy: d.proxyAddress}
-	d.guest = guest.New(guest.Config{Catalog: cat, Gates: d.gates, Keeper: d.keeper, Home: d.cfg.Home})
+	d.prover = proof.New(proof.Config{
+		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Keeper: d.keeper, Overlays: cfg.Host, Engine: d.engine,
+		When: cfg.Verify, Log: cfg.Log,
+	})
 	d.desk = &admission.Desk{
 		Catalog: cat, Engine: d.engine, Gates: d.gates, Keeper: d.keeper, Capturer: d.capturer,
-		Reserve: d.reserve, View: d.view, Log: d.cfg.Log,
+		Reserve: d.reserve, View: d.view, Prover: d.prover, Log: cfg.Log,
 	}
+	d.pools = standby.New(standby.Config{Catalog: cat, Keeper: d.keeper, Capturer: d.capturer, Engine: d.engine, Log: cfg.Log})
 	d.machines = machines.New(machines.Config{
-		Desk: d.desk, Restorer: restore.New(restore.Config{Catalog: cat, Capturer: d.capturer}),
+		Desk: d.desk, Pools: d.pools,
+		Restorer: restore.New(restore.Config{Catalog: cat, Capturer: d.capturer, Memory: d.memory}),
+		Boots:    firstboot.New(firstboot.Config{Catalog: cat, Keeper: d.keeper, Capturer: d.capturer, Off: cfg.NoFirstBoots, Log: cfg.Log}),
 	})
-	d.checkpoints = checkpoints.New(checkpoints.Config{Desk: d.desk})
+	d.checkpoints = checkpoints.New(checkpoints.Config{Desk: d.desk, Pools: d.pools})
+	d.slumber = slumber.New(slumber.Config{
+		Catalog: cat, Gates: d.gates, Keeper: d.keeper, Log: cfg.Log,
+		Suspend: d.machines.SuspendIdle, Resume: d.machines.ResumeAsleep,
+	})
+	d.guest = guest.New(guest.Config{Catalog: cat, Gates: d.gates, Keeper: d.keeper, Home: cfg.Home, Wake: d.slumber.Wake})
+}
+
+// release lets go of all that is kept, which goes on.
+func (d *Daemon) release() {
+	d.slumber.Close()
+	d.prover.Close()
+	d.pools.Close()
+	d.keeper.Close()
 }
 
 // Listen makes the daemon's socket. The home's lock says that nobody else
@@ -213,13 +253,14 @@ func (d *Daemon) proxyAddress() string {
 // Close waits until ctx ends for running operations, then lets go of
 // everything. What was not done by then is settled at the next start.
 func (d *Daemon) Close(ctx context.Context) error {
+	d.prover.Stop()
 	err := d.engine.Close(ctx)
-	d.keeper.Close()
+	d.release()
 	return errors.Join(err, d.catalog.Close(), d.lock.Unlock())
 }
 
-// sweep removes layers and ended runs that nothing needs any more, after an
-// operation, and lets the proxy look at its connections.
+// sweep removes, after an operation, layers and ended runs that nothing needs
+// any more, and lets the proxy look at its connections.
 func (d *Daemon) sweep(ctx context.Context) {
 	d.mu.Lock()
 	settled := d.settled
@@ -233,7 +274,28 @@ func (d *Daemon) sweep(ctx context.Context) {
 	if err := d.capturer.Sweep(ctx); err != nil {
 		d.cfg.Log.Warn("sweep unreferenced layers", "error", err)
 	}
+	if err := d.memory.Evict(ctx); err != nil {
+		d.cfg.Log.Warn("evict memory files", "error", err)
+	}
+	d.tend(ctx)
+}
+
+// tend lets all that works by itself look at what has changed.
+func (d *Daemon) tend(ctx context.Context) {
 	d.fillReserve()
+	d.machines.Reap(ctx)
+	d.pools.Refill(ctx)
+	d.prover.Look()
+	if err := d.slumber.Refresh(ctx); err != nil {
+		d.cfg.Log.Warn("look for idle machines", "error", err)
+	}
+}
+
+// ended is told of each run of a machine that has ended by itself.
+func (d *Daemon) ended(string) {
+	ctx, cancel := context.WithTimeout(context.Background(), admission.QuickDeadline)
+	defer cancel()
+	d.machines.Reap(ctx)
 }
 
 func (d *Daemon) fillReserve() {

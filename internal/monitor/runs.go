@@ -26,7 +26,7 @@ func RunsOf(root, machineID string) ([]string, error) {
 	var dirs []string
 	for _, entry := range entries {
 		dir := filepath.Join(root, entry.Name())
-		if owner(dir) != machineID {
+		if Owner(dir) != machineID {
 			continue
 		}
 		info, err := os.Stat(filepath.Join(dir, configFile))
@@ -40,9 +40,9 @@ func RunsOf(root, machineID string) ([]string, error) {
 	return dirs, nil
 }
 
-// owner is the machine whose run is in dir, as its record says, or its config
+// Owner is the machine whose run is in dir, as its record says, or its config
 // before there is one; empty when neither can be read.
-func owner(dir string) string {
+func Owner(dir string) string {
 	if rec, err := ReadRecord(dir); err == nil {
 		return rec.MachineID
 	}

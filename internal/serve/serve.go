@@ -31,6 +31,14 @@ import (
 // stops; what needs longer is settled at the next start.
 const closeTimeout = 10 * time.Second
 
+// The environment of the daemon that changes what it does by itself:
+// HOLDPOINT_VERIFY is "off" or "now" (see proof.Config.When), and
+// HOLDPOINT_FIRST_BOOTS "off" makes every new machine boot.
+const (
+	verifyVariable     = "HOLDPOINT_VERIFY"
+	firstBootsVariable = "HOLDPOINT_FIRST_BOOTS"
+)
+
 // softMemory is the daemon's soft limit of memory in bytes; it idles far below.
 const softMemory = 96 << 20
 
@@ -57,6 +65,7 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 	log := slog.New(slog.NewTextHandler(cfg.Log, nil))
 	d, err := daemon.Open(ctx, daemon.Config{
 		Home: cfg.Home, Files: cfg.Files, Host: cfg.Host, MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: log,
+		Verify: os.Getenv(verifyVariable), NoFirstBoots: os.Getenv(firstBootsVariable) == "off",
 	})
 	if err != nil {
 		return err

@@ -23,6 +23,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -56,8 +57,12 @@ type Desk struct {
 	Capturer *capture.Capturer
 	Reserve  *reserve.Reserve
 	View     *view.Viewer
+	Prover   *proof.Prover
 	Log      *slog.Logger
 }
+
+// StandAside makes the daemon's own work on a machine's checkpoints give way.
+func (d *Desk) StandAside(machineID string) { d.Prover.StandAside(machineID) }
 
 // Begin admits an operation and answers with it.
 func (d *Desk) Begin(ctx context.Context, requestID, verb string, options proto.Message, timeout time.Duration, body operation.Body) (*connect.Response[holdpointv1.Operation], error) {
@@ -95,6 +100,9 @@ func (d *Desk) Claim(ctx context.Context, w *operation.Work, ref string) (catalo
 	// It may have changed before the lease.
 	if m, err = d.Catalog.GetMachine(ctx, m.ID); err != nil {
 		return m, err
+	}
+	for _, line := range d.Prover.Untold(m.ID) {
+		w.Note("%s", line)
 	}
 	return m, d.Catalog.UseMachine(ctx, m.ID)
 }
@@ -142,6 +150,19 @@ func (d *Desk) Commands(ctx context.Context, run *fleet.Run) ([]string, error) {
 		}
 	}
 	return running, nil
+}
+
+// FullResult is where the time of a full checkpoint went, in the API's terms.
+func FullResult(r capture.FullResult) *holdpointv1.CheckpointResult {
+	p, w := r.Phases, r.Phases.Window
+	return &holdpointv1.CheckpointResult{
+		DowntimeMs: Milliseconds(r.Downtime), ReturnMs: Milliseconds(r.Return), DurableMs: Milliseconds(r.Durable),
+		MemoryBytes: r.MemoryBytes, DiskBytes: r.DiskBytes, PrecopyMs: Milliseconds(p.Precopy),
+		WindowStopMs: Milliseconds(w.Stop), WindowDevicesMs: Milliseconds(w.Devices), WindowSwitchMs: Milliseconds(w.Switch),
+		WindowPagesMs: Milliseconds(w.Pages), WindowResumeMs: Milliseconds(w.Resume),
+		PrecopiedBytes: p.PrecopiedBytes, WindowBytes: p.WindowBytes, PrecopyRounds: uint32(p.Rounds),
+		EncodeMs: Milliseconds(r.Encode),
+	}
 }
 
 // Milliseconds is a duration in the API's terms.

@@ -37,8 +37,12 @@ func (s *Service) Create(ctx context.Context, req *connect.Request[holdpointv1.C
 	if err := checkCreate(r); err != nil {
 		return nil, wire.Encode(err)
 	}
+	create := s.createStopped
+	if r.GetKind() == string(checkpoint.Full) {
+		create = s.createFull
+	}
 	return s.Begin(ctx, r.GetRequestId(), "checkpoint create", r, admission.StoryDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		return s.create(ctx, w, r)
+		return create(ctx, w, r)
 	})
 }
 
@@ -54,8 +58,10 @@ func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
 		return err
 	case len(r.GetMessage()) > maxMessage:
 		return errdefs.New(errdefs.Invalid, "checkpoint create: the message has %d bytes, at most %d", len(r.GetMessage()), maxMessage)
+	case kind == checkpoint.Full && r.GetMode() != "":
+		return errdefs.New(errdefs.Invalid, "checkpoint create: mode %q is one of disk checkpoints; add --kind disk, or leave it away", r.GetMode())
 	case kind == checkpoint.Full:
-		return errdefs.New(errdefs.Unsupported, "checkpoint create: full checkpoints, the default, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
+		return nil
 	case r.GetMode() == string(checkpoint.Frozen):
 		return errdefs.New(errdefs.Unsupported, "checkpoint create: frozen checkpoints, the default of a disk checkpoint, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
 	case r.GetMode() != string(checkpoint.Stopped):
@@ -64,7 +70,7 @@ func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
 	return nil
 }
 
-func (s *Service) create(ctx context.Context, w *operation.Work, r *holdpointv1.CreateCheckpointRequest) (*holdpointv1.OperationResult, error) {
+func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdpointv1.CreateCheckpointRequest) (*holdpointv1.OperationResult, error) {
 	m, err := s.Claim(ctx, w, r.GetMachine())
 	if err != nil {
 		return nil, err

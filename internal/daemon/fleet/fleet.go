@@ -173,16 +173,17 @@ func (f *Fleet) SetCurrent(machineID string, run *Run) {
 // tell tells of the end of a current run, and reports whether that is recorded
 // or nobody wants to know.
 func (f *Fleet) tell(run *Run) bool {
-	if f.Current(run.machineID) != run {
+	machineID := run.owner()
+	if f.Current(machineID) != run {
 		return true
 	}
-	if f.cfg.Exited != nil && !f.cfg.Exited(run.machineID, run) {
+	if f.cfg.Exited != nil && !f.cfg.Exited(machineID, run) {
 		return false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.current[run.machineID] == run {
-		delete(f.current, run.machineID)
+	if f.current[machineID] == run {
+		delete(f.current, machineID)
 	}
 	return true
 }
@@ -235,6 +236,16 @@ func (f *Fleet) Forget(machineID string) {
 	}
 	for _, dir := range dirs {
 		f.Discard(filepath.Base(dir))
+	}
+}
+
+// End ends whatever is left of a run that nobody has adopted, and removes its
+// folders once nothing is.
+func (f *Fleet) End(runID string) {
+	dir := f.cfg.Home.Run(runID)
+	f.end(dir)
+	if ended(dir) {
+		f.Discard(runID)
 	}
 }
 

@@ -23,17 +23,17 @@ import (
 // or Adopt; its monitor may be replaced any number of times; it ends when the
 // exit of its process is proven.
 type Run struct {
-	machineID string
 	// ID is the first run id, which its folder is called by.
 	ID    string
 	dir   string
 	files *durable.FS
 
-	mu      sync.Mutex
-	client  *monitor.Client
-	status  *monitorv1.StatusResponse
-	changed chan struct{}
-	ended   bool
+	mu        sync.Mutex
+	machineID string
+	client    *monitor.Client
+	status    *monitorv1.StatusResponse
+	changed   chan struct{}
+	ended     bool
 	// lost is why it has no monitor and none could be started; nil else.
 	lost error
 	// wake makes a lost run look for its monitor at once.
@@ -65,7 +65,7 @@ func (f *Fleet) follow(run *Run, client *monitor.Client) {
 				client.Close()
 				break
 			}
-			f.cfg.Log.Warn("a monitor is gone, starting its successor", "machine", run.machineID, "run", run.ID, "error", err)
+			f.cfg.Log.Warn("a monitor is gone, starting its successor", "machine", run.owner(), "run", run.ID, "error", err)
 			client.Close()
 			client = nil
 		}
@@ -219,6 +219,12 @@ func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusR
 // AwaitReady returns when the guest has answered and is configured.
 func (r *Run) AwaitReady(ctx context.Context) error {
 	return r.Await(ctx, "the guest to answer", (*monitorv1.StatusResponse).GetReady)
+}
+
+// AwaitWaiting returns when a run that is to wait does so: what it continues is
+// loaded, or the guest it boots has answered.
+func (r *Run) AwaitWaiting(ctx context.Context) error {
+	return r.Await(ctx, "the run to be loaded", (*monitorv1.StatusResponse).GetWaiting)
 }
 
 // AwaitEnd returns when the run's end is proven.

@@ -13,35 +13,80 @@ import (
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
+// launch is a run that is to begin.
+type launch struct {
+	restore.Launch
+	machine catalog.Machine
+	// wait: the run waits to be activated.
+	wait bool
+	// record is called before anything may be written to the chain's top; nil
+	// for nothing to record.
+	record func() error
+}
+
 // config is all that the monitor of a new run is told.
-func (k *Keeper) config(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer) (monitor.Config, string, error) {
-	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), m.ImageBuildID))
+func (k *Keeper) config(ctx context.Context, l launch) (monitor.Config, string, error) {
+	m := l.machine
+	img, boot, err := k.prepare(ctx, m)
 	if err != nil {
 		return monitor.Config{}, "", err
 	}
-	boot, err := k.cfg.Booter.PrepareBoot(ctx, img)
+	disk, err := k.cfg.Chains.Open(ctx, machine.Layer{ID: "image", Path: img.Root(), Format: "raw"}, l.Chain)
 	if err != nil {
 		return monitor.Config{}, "", err
-	}
-	disk := []machine.Layer{{ID: "image", Path: img.Root(), Format: "raw"}}
-	for _, layer := range chain {
-		disk = append(disk, k.layer(layer))
 	}
 	return monitor.Config{
 		Build: k.cfg.Build,
 		Run: machine.RunConfig{
-			RunID: runID, Dir: k.cfg.Home.Run(runID), SocketDir: k.cfg.Home.RunSockets(runID),
+			RunID: l.RunID, Dir: k.cfg.Home.Run(l.RunID), SocketDir: k.cfg.Home.RunSockets(l.RunID),
 			MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
-			Kernel: boot.Kernel, Initramfs: boot.Initramfs,
-			Cmdline: fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic),
-			Disk:    disk, Accelerator: boot.Accelerator,
+			Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: cmdline(m),
+			Disk: disk, Accelerator: boot.Accelerator, Incoming: l.Incoming,
 		},
-		Guest: monitor.Guest{
-			Hostname: m.Name, MachineID: guestMachineID(m.ID), OnBoot: m.Spec.OnBoot, Tmpfs: m.Spec.Tmpfs,
-		},
+		Guest: guestOf(m),
+		Wait:  l.wait, AsIs: l.AsIs,
 	}, boot.Note, nil
+}
+
+func guestOf(m catalog.Machine) monitor.Guest {
+	return monitor.Guest{Hostname: m.Name, MachineID: guestMachineID(m.ID), OnBoot: m.Spec.OnBoot, Tmpfs: m.Spec.Tmpfs}
+}
+
+func cmdline(m catalog.Machine) string {
+	return fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic)
+}
+
+// prepare checks what the machine boots from and makes what it needs besides.
+func (k *Keeper) prepare(ctx context.Context, m catalog.Machine) (image.Image, Boot, error) {
+	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), m.ImageBuildID))
+	if err != nil {
+		return img, Boot{}, err
+	}
+	boot, err := k.cfg.Booter.PrepareBoot(ctx, img)
+	return img, boot, err
+}
+
+// Platform is what a run of the machine is made of here.
+func (k *Keeper) Platform(ctx context.Context, m catalog.Machine) (machine.Platform, error) {
+	img, boot, err := k.prepare(ctx, m)
+	if err != nil {
+		return machine.Platform{}, err
+	}
+	return k.cfg.Booter.Platform(ctx, machine.RunConfig{
+		MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
+		Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: cmdline(m), Accelerator: boot.Accelerator,
+		Disk: []machine.Layer{{ID: "image", Path: img.Root(), Format: "raw"}, {ID: "top", Format: "qcow2"}},
+	})
+}
+
+// BootedFrom names the kernel and initramfs a machine boots from here: their
+// names have their builds in them.
+func (k *Keeper) BootedFrom(ctx context.Context, m catalog.Machine) ([]string, error) {
+	_, boot, err := k.prepare(ctx, m)
+	return []string{m.ImageBuildID, filepath.Base(boot.Initramfs)}, err
 }
 
 // CheckImage refuses an image that cannot be booted, as a boot would.

@@ -22,6 +22,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
 // bootTimeout is how long a guest may take from the start of its process to
@@ -53,6 +54,13 @@ type Booter interface {
 	// PrepareBoot checks the image's files against its build id and makes
 	// what a boot needs besides.
 	PrepareBoot(ctx context.Context, img image.Image) (Boot, error)
+	// Platform is what a run of the config is made of here.
+	Platform(ctx context.Context, cfg machine.RunConfig) (machine.Platform, error)
+}
+
+// Chains turns the recorded layers of a disk into the files that a run opens.
+type Chains interface {
+	Open(ctx context.Context, root machine.Layer, layers []catalog.Layer) ([]machine.Layer, error)
 }
 
 // Config is what a Keeper works with.
@@ -62,10 +70,15 @@ type Config struct {
 	Catalog *catalog.Catalog
 	Gates   *hold.Gates
 	Booter  Booter
+	Chains  Chains
+	Memory  restore.MemoryFiles
 	// MonitorCommand is the hidden verb's program and first arguments.
 	MonitorCommand []string
 	Build          string
 	Log            *slog.Logger
+	// Ended, which may be nil, is called when the end of a machine's run was
+	// recorded and no operation holds the machine.
+	Ended func(machineID string)
 }
 
 // Keeper keeps the runs of all machines. Close lets go of them.
@@ -74,13 +87,17 @@ type Keeper struct {
 	fleet *fleet.Fleet
 
 	mu sync.Mutex
-	// beside are runs that were begun beside a machine's current one.
+	// beside are runs that are no machine's current one: those that were begun
+	// beside it, and those that are nobody's yet.
 	beside map[string]*fleet.Run
+	// undecided are the machines of which an operation records the end of the
+	// run itself; the run is there once it has ended.
+	undecided map[string]*fleet.Run
 }
 
 // New returns a Keeper that has adopted nothing yet.
 func New(cfg Config) *Keeper {
-	k := &Keeper{cfg: cfg, beside: map[string]*fleet.Run{}}
+	k := &Keeper{cfg: cfg, beside: map[string]*fleet.Run{}, undecided: map[string]*fleet.Run{}}
 	k.fleet = fleet.New(fleet.Config{
 		Home: cfg.Home, Files: cfg.Files, MonitorCommand: cfg.MonitorCommand, Log: cfg.Log, Exited: k.exited,
 	})
@@ -153,6 +170,13 @@ func ExitOf(exit *monitorv1.Exit) string {
 
 // exited records the end of a machine's current run, and reports whether it did.
 func (k *Keeper) exited(machineID string, run *fleet.Run) bool {
+	k.mu.Lock()
+	if _, undecided := k.undecided[machineID]; undecided {
+		k.undecided[machineID] = run
+		k.mu.Unlock()
+		return true
+	}
+	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
 	reason := ExitOf(run.Status().GetExit())
@@ -166,8 +190,33 @@ func (k *Keeper) exited(machineID string, run *fleet.Run) bool {
 	// and until then the machine stands still.
 	if m, err := k.cfg.Catalog.GetMachine(ctx, machineID); err == nil && m.HeldBy == "" {
 		k.fleet.Tidy(machineID)
+		if k.cfg.Ended != nil {
+			k.cfg.Ended(machineID)
+		}
 	}
 	return true
+}
+
+// DecideEnd leaves it to the caller what the end of the machine's run means,
+// until done is called: what is not recorded by then is recorded as a stop.
+func (k *Keeper) DecideEnd(machineID string) (done func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.undecided[machineID] = nil
+	return func() {
+		k.mu.Lock()
+		run := k.undecided[machineID]
+		delete(k.undecided, machineID)
+		k.mu.Unlock()
+		if run == nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
+		defer cancel()
+		if m, err := k.cfg.Catalog.GetMachine(ctx, machineID); err == nil && m.Exit == "" && m.RunID == run.ID {
+			k.exited(machineID, run)
+		}
+	}
 }
 
 // Tidy removes what ended runs of a machine that is stopped left behind.
@@ -208,6 +257,16 @@ func (k *Keeper) Adopt(ctx context.Context, m catalog.Machine) error {
 // Boot begins a run of the machine's recorded chain and returns when its guest
 // has answered. When it does not, nothing is left running.
 func (k *Keeper) Boot(ctx context.Context, machineID string) (note string, err error) {
+	return k.boot(ctx, machineID, false)
+}
+
+// BootUnconfigured is Boot up to where the guest answers and was not told who
+// it is: Activate goes on from there.
+func (k *Keeper) BootUnconfigured(ctx context.Context, machineID string) (note string, err error) {
+	return k.boot(ctx, machineID, true)
+}
+
+func (k *Keeper) boot(ctx context.Context, machineID string, wait bool) (note string, err error) {
 	m, err := k.cfg.Catalog.GetMachine(ctx, machineID)
 	if err != nil {
 		return "", err
@@ -216,19 +275,40 @@ func (k *Keeper) Boot(ctx context.Context, machineID string) (note string, err e
 	if err != nil {
 		return "", err
 	}
-	runID := durable.NewID()
-	run, note, err := k.begin(ctx, m, runID, chain, func() error {
-		return k.cfg.Catalog.BeginRun(ctx, m.ID, runID)
-	})
+	l := launch{machine: m, wait: wait, Launch: restore.Launch{RunID: durable.NewID(), Chain: chain}}
+	l.record = func() error { return k.cfg.Catalog.BeginRun(ctx, m.ID, l.RunID) }
+	run, begun, err := k.begin(ctx, l)
 	if err == nil {
 		k.fleet.SetCurrent(m.ID, run)
-		err = k.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Running)
+		if !wait {
+			err = k.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Running)
+		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("boot machine %s: %w", m.Name, errors.Join(err, k.bootFailed(ctx, m, runID, err)))
+		return "", fmt.Errorf("boot machine %s: %w", m.Name, errors.Join(err, k.bootFailed(ctx, m, l.RunID, err)))
 	}
-	k.fleet.Tidy(m.ID, runID)
-	return note, nil
+	k.fleet.Tidy(m.ID, l.RunID)
+	return begun.Note, nil
+}
+
+// Activate tells the guest of a machine whose run waits who it is, and returns
+// when the machine runs.
+func (k *Keeper) Activate(ctx context.Context, machineID string) error {
+	m, err := k.cfg.Catalog.GetMachine(ctx, machineID)
+	if err != nil {
+		return err
+	}
+	run := k.Run(m.ID)
+	if run == nil {
+		return errdefs.New(errdefs.WrongState, "activate machine %s: it has no run", m.Name)
+	}
+	if err := k.activate(ctx, m, run); err != nil {
+		return err
+	}
+	if err := k.awaitGuest(ctx, m.Name, run, run.AwaitReady); err != nil {
+		return fmt.Errorf("activate machine %s: %w", m.Name, err)
+	}
+	return k.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Running)
 }
 
 func (k *Keeper) bootFailed(ctx context.Context, m catalog.Machine, runID string, cause error) error {
@@ -244,27 +324,60 @@ func (k *Keeper) bootFailed(ctx context.Context, m catalog.Machine, runID string
 	return err
 }
 
-// begin starts a run and waits for its guest. record is called before
-// anything may be written to the chain's top.
-func (k *Keeper) begin(ctx context.Context, m catalog.Machine, runID string, chain []catalog.Layer, record func() error) (*fleet.Run, string, error) {
-	cfg, note, err := k.config(ctx, m, runID, chain)
+// begin starts a run and waits for its guest. On error nothing of it runs.
+func (k *Keeper) begin(ctx context.Context, l launch) (*fleet.Run, restore.Begun, error) {
+	began := time.Now()
+	run, begun, err := k.start(ctx, l)
 	if err != nil {
-		return nil, "", err
+		return nil, begun, err
 	}
-	if err := record(); err != nil {
-		return nil, "", err
+	begun.Running = time.Since(began)
+	await := run.AwaitReady
+	if l.wait {
+		await = run.AwaitWaiting
+	}
+	if err := k.awaitGuest(ctx, l.machine.Name, run, await); err != nil {
+		return nil, begun, err
+	}
+	begun.Answer, begun.ClosedSockets = time.Since(began), int(run.Status().GetClosedSockets())
+	return run, begun, nil
+}
+
+// start starts a run, or lets one go that waits.
+func (k *Keeper) start(ctx context.Context, l launch) (*fleet.Run, restore.Begun, error) {
+	if l.Standby {
+		k.mu.Lock()
+		run := k.beside[l.RunID]
+		k.mu.Unlock()
+		if run == nil {
+			return nil, restore.Begun{}, errdefs.New(errdefs.NotFound, "activate standby %s: it is not known; try again", l.RunID)
+		}
+		return run, restore.Begun{}, k.activate(ctx, l.machine, run)
+	}
+	cfg, note, err := k.config(ctx, l)
+	if err != nil {
+		return nil, restore.Begun{}, err
+	}
+	if l.record != nil {
+		if err := l.record(); err != nil {
+			return nil, restore.Begun{}, err
+		}
 	}
 	run, err := k.fleet.Start(ctx, cfg)
-	if err != nil {
-		return nil, "", err
-	}
+	return run, restore.Begun{Note: note}, err
+}
+
+// awaitGuest waits for what await says of the guest, and ends a run of which
+// that does not come true.
+func (k *Keeper) awaitGuest(ctx context.Context, name string, run *fleet.Run, await func(context.Context) error) error {
 	ready, cancel := context.WithTimeoutCause(ctx, bootTimeout,
-		errdefs.New(errdefs.Deadline, "the guest did not answer within %s; its console is in holdpoint logs %s", bootTimeout, m.Name))
+		errdefs.New(errdefs.Deadline, "the guest did not answer within %s; its console is in holdpoint logs %s", bootTimeout, name))
 	defer cancel()
-	if err := run.AwaitReady(ready); err != nil {
-		end, stop := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
-		defer stop()
-		return nil, "", errors.Join(err, run.Kill(end))
+	err := await(ready)
+	if err == nil {
+		return nil
 	}
-	return run, note, nil
+	end, stop := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
+	defer stop()
+	return errors.Join(err, run.Kill(end))
 }

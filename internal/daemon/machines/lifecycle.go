@@ -135,39 +135,42 @@ func (s *Service) Pause(ctx context.Context, req *connect.Request[holdpointv1.Pa
 	})
 }
 
-// Resume lets the machine's CPUs go on.
-func (s *Service) Resume(ctx context.Context, req *connect.Request[holdpointv1.ResumeMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
-	return s.on(ctx, req.Msg.GetRequestId(), "resume", req.Msg, []machine.State{machine.Paused}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		return s.Keeper.SetPaused(ctx, m, false)
-	})
-}
-
 // Remove deletes a machine with its checkpoints.
 func (s *Service) Remove(ctx context.Context, req *connect.Request[holdpointv1.RemoveMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	return s.Begin(ctx, r.GetRequestId(), "rm", r, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		m, err := s.Claim(ctx, w, r.GetMachine())
-		if err != nil {
-			return nil, err
-		}
-		state := keeper.State(m, s.Keeper.Run(m.ID))
-		if state != machine.Stopped && !r.GetForce() {
-			return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
-		}
-		checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
-		if err != nil {
-			return nil, err
-		}
-		if len(checkpoints) > 0 && !r.GetForce() {
-			return nil, errdefs.New(errdefs.Referenced, "rm: %d checkpoints of machine %s would go with it; see holdpoint checkpoint ls %s, or remove it with them by holdpoint rm --force %s",
-				len(checkpoints), m.Name, m.Name, m.Name)
-		}
-		if len(checkpoints) > 0 {
-			w.Note("%d checkpoints of machine %s went with it", len(checkpoints), m.Name)
-		}
-		if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
-			return nil, err
-		}
-		return nil, s.Keeper.Drop(ctx, w.ID(), m)
+		return nil, s.remove(ctx, w, r)
 	})
+}
+
+func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.RemoveMachineRequest) error {
+	m, err := s.Claim(ctx, w, r.GetMachine())
+	if err != nil {
+		return err
+	}
+	state := keeper.State(m, s.Keeper.Run(m.ID))
+	if state != machine.Stopped && !r.GetForce() {
+		return errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
+	}
+	checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
+	if err != nil {
+		return err
+	}
+	if len(checkpoints) > 0 && !r.GetForce() {
+		return errdefs.New(errdefs.Referenced, "rm: %d checkpoints of machine %s would go with it; see holdpoint checkpoint ls %s, or remove it with them by holdpoint rm --force %s",
+			len(checkpoints), m.Name, m.Name, m.Name)
+	}
+	if len(checkpoints) > 0 {
+		w.Note("%d checkpoints of machine %s went with it", len(checkpoints), m.Name)
+	}
+	if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
+		return err
+	}
+	s.StandAside(m.ID)
+	for _, k := range checkpoints {
+		if err := s.Pools.End(ctx, k.ID); err != nil {
+			return err
+		}
+	}
+	return s.Keeper.Drop(ctx, w.ID(), m)
 }

@@ -6,8 +6,9 @@
 package machines
 
 import (
-	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/daemon/firstboot"
+	"github.com/holdpoint/holdpoint/internal/daemon/standby"
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
@@ -15,12 +16,13 @@ import (
 type Config struct {
 	*admission.Desk
 	Restorer *restore.Restorer
+	Boots    *firstboot.Boots
+	Pools    *standby.Pools
 }
 
 // Service serves MachineService.
 type Service struct {
 	Config
-	holdpointv1connect.UnimplementedMachineServiceHandler
 }
 
 // New returns a Service.

@@ -44,12 +44,8 @@ func (s *Service) target(ctx context.Context, r *holdpointv1.RestoreMachineReque
 }
 
 func checkRestore(r *holdpointv1.RestoreMachineRequest) error {
-	kind, err := checkpoint.ParseKind(r.GetKind())
-	switch {
-	case err != nil:
+	if _, err := checkpoint.ParseKind(r.GetKind()); err != nil {
 		return err
-	case kind == checkpoint.Full:
-		return errdefs.New(errdefs.Unsupported, "restore: full checkpoints are not there yet; use --disk")
 	}
 	switch r.GetRoutes() {
 	case "", "keep", "restore":
@@ -75,7 +71,7 @@ func (s *Service) PlanRestore(ctx context.Context, req *connect.Request[holdpoin
 }
 
 func (s *Service) plan(ctx context.Context, m catalog.Machine, k checkpoint.Checkpoint, putBack bool) (*holdpointv1.RestorePlan, error) {
-	target, err := s.View.Checkpoint(k, m)
+	target, err := s.View.Checkpoint(ctx, k, m)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +98,7 @@ func (s *Service) plan(ctx context.Context, m catalog.Machine, k checkpoint.Chec
 		if other.ID == k.ID {
 			break
 		}
-		newer, err := s.View.Checkpoint(other, m)
+		newer, err := s.View.Checkpoint(ctx, other, m)
 		if err != nil {
 			return nil, err
 		}
@@ -120,7 +116,7 @@ func (s *Service) plan(ctx context.Context, m catalog.Machine, k checkpoint.Chec
 	return plan, nil
 }
 
-// Restore puts the machine's disk back to a checkpoint.
+// Restore puts the machine's disk, or the whole machine, back to a checkpoint.
 func (s *Service) Restore(ctx context.Context, req *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	if err := checkRestore(r); err != nil {
@@ -146,16 +142,10 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 	if m, k, err = s.target(ctx, r); err != nil { // as it is under the lease
 		return nil, err
 	}
+	s.StandAside(m.ID)
 	run := s.Keeper.Run(m.ID)
 	state := keeper.State(m, run)
-	if err := machine.Allow("restore", m.Name, state, machine.Running, machine.Paused, machine.Stopped); err != nil {
-		return nil, err
-	}
-	layers, err := s.Catalog.GetLayers(ctx, k.Layers...)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.CheckBoots(ctx, k.ImageBuildID, layers, "checkpoint "+k.ID+" could not boot"); err != nil {
+	if err := machine.Allow("restore", m.Name, state, machine.Running, machine.Paused, machine.Stopped, machine.Suspended); err != nil {
 		return nil, err
 	}
 	putBack := r.GetRoutes() == "restore"
@@ -168,17 +158,18 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 		return nil, err
 	}
 	defer open()
-	request := restore.DiskRequest{
+	request := restore.FullRequest{Host: s.Keeper, DiskRequest: restore.DiskRequest{
 		Operation: w.ID(), Machine: m, Target: k, Destination: s.Keeper, NoSafety: r.GetNoSafety(), PutBack: putBack,
 		Paused: state == machine.Paused, WasClean: m.Exit == keeper.CleanExit, Enter: w.Enter, Note: w.Note,
-	}
+	}}
 	if run != nil {
-		request.Source = s.Keeper.Source(m.ID, run, restorePatience, w.Note)
+		source := s.Keeper.Source(m.ID, run, restorePatience, w.Note)
+		request.Source, request.Capture = source, source
 	}
 	if request.Routes, err = s.Keeper.RoutesNow(ctx, m, run); err != nil {
 		return nil, err
 	}
-	done, failure := s.Restorer.Disk(ctx, request)
+	done, failure := s.restoreAs(ctx, w, r, request)
 	if failure != nil && done.Generation == 0 {
 		return nil, failure
 	}
@@ -189,13 +180,34 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 	return result, failure
 }
 
+// restoreAs does what was asked for: the disk, or the whole machine.
+func (s *Service) restoreAs(ctx context.Context, w *operation.Work, r *holdpointv1.RestoreMachineRequest, request restore.FullRequest) (restore.FullResult, error) {
+	if r.GetKind() == string(checkpoint.Full) {
+		s.warn(w, request.Target)
+		return s.Restorer.Full(ctx, request)
+	}
+	layers, err := s.Catalog.GetLayers(ctx, request.Target.Layers...)
+	if err != nil {
+		return restore.FullResult{}, err
+	}
+	if err := s.CheckBoots(ctx, request.Target.ImageBuildID, layers, "checkpoint "+request.Target.ID+" could not boot"); err != nil {
+		return restore.FullResult{}, err
+	}
+	done, err := s.Restorer.Disk(ctx, request.DiskRequest)
+	return restore.FullResult{DiskResult: done}, err
+}
+
 // restoreResult says what a restore did, with the command that undoes it.
-func (s *Service) restoreResult(ctx context.Context, machineID string, k checkpoint.Checkpoint, plan *holdpointv1.RestorePlan, done restore.DiskResult, putBack bool) (*holdpointv1.OperationResult, error) {
+func (s *Service) restoreResult(ctx context.Context, machineID string, k checkpoint.Checkpoint, plan *holdpointv1.RestorePlan, done restore.FullResult, putBack bool) (*holdpointv1.OperationResult, error) {
 	result, err := s.View.MachineResult(ctx, machineID)
 	if err != nil {
 		return nil, err
 	}
-	out := &holdpointv1.RestoreResult{Plan: plan, Generation: done.Generation, DowntimeMs: admission.Milliseconds(done.Downtime)}
+	out := &holdpointv1.RestoreResult{
+		Plan: plan, Generation: done.Generation, DowntimeMs: admission.Milliseconds(done.Downtime),
+		RunningMs: admission.Milliseconds(done.Running), AnswerMs: admission.Milliseconds(done.Answer),
+		ClosedSockets: uint32(done.ClosedSockets), From: done.From,
+	}
 	if out.Restored, err = s.View.CheckpointNow(ctx, k); err != nil {
 		return nil, err
 	}
@@ -206,7 +218,7 @@ func (s *Service) restoreResult(ctx context.Context, machineID string, k checkpo
 		if out.Safety, err = s.View.CheckpointNow(ctx, *done.Safety); err != nil {
 			return nil, err
 		}
-		out.UndoCommand = fmt.Sprintf("holdpoint restore %s %s --disk --yes", result.GetMachine().GetName(), done.Safety.ID)
+		out.UndoCommand = fmt.Sprintf("holdpoint restore %s %s --%s --yes", result.GetMachine().GetName(), done.Safety.ID, done.Safety.Kind)
 		if putBack {
 			out.UndoCommand += " --routes=restore"
 		}

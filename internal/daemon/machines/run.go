@@ -12,11 +12,13 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/restore"
 	"github.com/holdpoint/holdpoint/internal/undo"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -35,7 +37,7 @@ func (s *Service) Run(ctx context.Context, req *connect.Request[holdpointv1.RunM
 		return nil, wire.Encode(err)
 	}
 	return s.Begin(ctx, r.GetRequestId(), "run", r, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		return s.run(ctx, w, r.GetName(), r.GetImage(), spec)
+		return s.run(ctx, w, r, spec)
 	})
 }
 
@@ -54,8 +56,8 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 	return spec, spec.Complete()
 }
 
-func (s *Service) run(ctx context.Context, w *operation.Work, name, imageRef string, spec machine.Spec) (*holdpointv1.OperationResult, error) {
-	img, err := s.Catalog.ResolveImage(ctx, imageRef)
+func (s *Service) run(ctx context.Context, w *operation.Work, r *holdpointv1.RunMachineRequest, spec machine.Spec) (*holdpointv1.OperationResult, error) {
+	img, err := s.Catalog.ResolveImage(ctx, r.GetImage())
 	if err != nil {
 		return nil, err
 	}
@@ -64,14 +66,10 @@ func (s *Service) run(ctx context.Context, w *operation.Work, name, imageRef str
 	}
 	if spec.DiskBytes < img.DiskBytes {
 		return nil, errdefs.New(errdefs.Invalid, "run: a disk of %d MiB is smaller than that of image %s; use --disk-size %dM or more",
-			spec.DiskBytes>>20, imageRef, img.DiskBytes>>20)
+			spec.DiskBytes>>20, r.GetImage(), img.DiskBytes>>20)
 	}
-	magic := make([]byte, 16)
-	rand.Read(magic) // never fails: crypto/rand ends the process instead
-	m := catalog.Machine{
-		ID: durable.NewID(), Name: name, ImageBuildID: img.BuildID, Spec: spec, State: machine.Creating,
-		Generation: 1, LinkMagic: hex.EncodeToString(magic), CreatedAt: time.Now(),
-	}
+	m := newMachine(r.GetName())
+	m.ImageBuildID, m.Spec = img.BuildID, spec
 	if m.Name == "" {
 		m.Name = "m-" + m.ID[:6]
 	}
@@ -85,14 +83,76 @@ func (s *Service) run(ctx context.Context, w *operation.Work, name, imageRef str
 	if err := s.Catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claims...); err != nil {
 		return nil, err
 	}
-	if err := s.create(ctx, w, m); err != nil {
+	if err := s.begin(ctx, w, m, r.GetBoot()); err != nil {
 		return nil, err
 	}
 	return s.View.MachineResult(ctx, m.ID)
 }
 
-// create records a machine and boots it; on error nothing of it is left.
-func (s *Service) create(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+// newMachine is a machine with an identity of its own.
+func newMachine(name string) catalog.Machine {
+	magic := make([]byte, 16)
+	rand.Read(magic) // never fails: crypto/rand ends the process instead
+	return catalog.Machine{
+		ID: durable.NewID(), Name: name, State: machine.Creating, Generation: 1,
+		LinkMagic: hex.EncodeToString(magic), CreatedAt: time.Now(),
+	}
+}
+
+// begin makes the machine run, from the image's kept boot where there is one.
+func (s *Service) begin(ctx context.Context, w *operation.Work, m catalog.Machine, boot bool) error {
+	if boot {
+		return s.create(ctx, w, m, "")
+	}
+	shape, err := s.Boots.Shape(ctx, m)
+	if err != nil {
+		return err
+	}
+	k, found, err := s.Boots.Find(ctx, m.ImageBuildID, shape)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return s.create(ctx, w, m, shape)
+	}
+	again, err := s.continueBoot(ctx, w, m, k)
+	if !again {
+		return err
+	}
+	return s.create(ctx, w, m, shape)
+}
+
+// continueBoot makes the machine go on from a kept boot; again is whether it
+// has to boot instead, because that cannot be continued.
+func (s *Service) continueBoot(ctx context.Context, w *operation.Work, m catalog.Machine, k checkpoint.Checkpoint) (again bool, err error) {
+	claim := catalog.Claim{Kind: catalog.CheckpointResource, ID: k.ID}
+	if err := s.Catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claim); err != nil {
+		return false, err
+	}
+	if err := w.Enter(ctx, phaseBoot, "continuing from the image's first boot", Detail{MachineID: m.ID}); err != nil {
+		return false, err
+	}
+	_, err = s.Restorer.Fork(ctx, restore.ForkRequest{
+		Operation: w.ID(), Target: k, Machine: m, Destination: s.Keeper, Host: s.Keeper, Note: w.Note,
+	})
+	if err == nil || ctx.Err() != nil || errdefs.Is(err, errdefs.AlreadyExists) || errdefs.Is(err, errdefs.NoSpace) {
+		return false, err
+	}
+	w.Note("the image's kept boot could not be continued (%v); it is dropped, and the machine boots", err)
+	s.Log.Warn("continue from the boot of an image", "image", k.ImageBuildID, "checkpoint", k.ID, "error", err)
+	err = s.Catalog.Release(ctx, w.ID(), claim)
+	if err == nil {
+		err = s.Boots.Drop(ctx, k)
+	}
+	if err != nil && !errdefs.Is(err, errdefs.Referenced) {
+		return false, err
+	}
+	return true, nil
+}
+
+// create records a machine and boots it; on error nothing of it is left. The
+// boot is kept for machines of the same shape, unless that is empty.
+func (s *Service) create(ctx context.Context, w *operation.Work, m catalog.Machine, shape string) error {
 	var steps undo.Stack
 	defer steps.Run()
 	layer, err := s.Capturer.NewLayer(ctx, m.ID, m.Spec.DiskBytes)
@@ -115,12 +175,8 @@ func (s *Service) create(ctx context.Context, w *operation.Work, m catalog.Machi
 	if err := w.Enter(ctx, phaseBoot, "booting the guest", Detail{MachineID: m.ID}); err != nil {
 		return err
 	}
-	note, err := s.Keeper.Boot(ctx, m.ID)
-	if err != nil {
+	if err := s.Boots.Boot(ctx, w, m.ID, shape); err != nil {
 		return err
-	}
-	if note != "" {
-		w.Note("%s", note)
 	}
 	steps.Release()
 	return nil

@@ -71,8 +71,10 @@ type Engine struct {
 
 	mu      sync.Mutex
 	running map[string]*Work
-	closed  bool
-	wg      sync.WaitGroup
+	// last is when an operation ended last.
+	last   time.Time
+	closed bool
+	wg     sync.WaitGroup
 }
 
 // New returns an engine over a journal. ended, which may be nil, is called
@@ -177,6 +179,7 @@ func (e *Engine) settle(ctx context.Context, w *Work, out catalog.Outcome) {
 	}
 	e.mu.Lock()
 	delete(e.running, id)
+	e.last = time.Now()
 	e.mu.Unlock()
 	w.update(func() { w.view = Describe(done) })
 	if e.ended != nil {
@@ -229,6 +232,16 @@ func (e *Engine) Watch(ctx context.Context, id string, send func(*holdpointv1.Op
 			return fmt.Errorf("watch operation %s: %w", id, context.Cause(ctx))
 		}
 	}
+}
+
+// Quiet is how long no operation has run; 0 while one does.
+func (e *Engine) Quiet() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.running) > 0 {
+		return 0
+	}
+	return time.Since(e.last)
 }
 
 // Wait returns the operation when it has ended.

@@ -8,13 +8,11 @@ package settle
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,14 +21,13 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
-	"github.com/holdpoint/holdpoint/internal/daemon/machines"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/standby"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
-	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
@@ -49,6 +46,8 @@ type Config struct {
 	Engine   *operation.Engine
 	Keeper   *keeper.Keeper
 	Capturer *capture.Capturer
+	Restorer *restore.Restorer
+	Pools    *standby.Pools
 	Gates    *hold.Gates
 	View     *view.Viewer
 	// Images says where image builds leave their bytes.
@@ -57,10 +56,15 @@ type Config struct {
 }
 
 // Settler settles a home, once, before its daemon serves.
-type Settler struct{ cfg Config }
+type Settler struct {
+	cfg Config
+	// undecided are, by operation, the functions that give the decision back
+	// what the end of a run means.
+	undecided map[string]func()
+}
 
 // New returns a Settler.
-func New(cfg Config) *Settler { return &Settler{cfg: cfg} }
+func New(cfg Config) *Settler { return &Settler{cfg: cfg, undecided: map[string]func(){}} }
 
 // Settle does it all. Boots that it needs go on after it returned.
 func (s *Settler) Settle(ctx context.Context) error {
@@ -72,6 +76,12 @@ func (s *Settler) Settle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for _, op := range unfinished {
+		// That its run has ended may be what it was for.
+		if op.MachineID != "" && (op.Verb == "suspend" || op.Verb == "resume") {
+			s.undecided[op.ID] = s.cfg.Keeper.DecideEnd(op.MachineID)
+		}
+	}
 	var wg sync.WaitGroup
 	for _, m := range machines {
 		wg.Go(func() {
@@ -81,12 +91,21 @@ func (s *Settler) Settle(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
+	if err := s.cfg.Pools.Adopt(ctx); err != nil {
+		s.cfg.Log.Error("adopt standbys", "error", err)
+	}
+	if err := s.endUnknown(ctx, machines); err != nil {
+		s.cfg.Log.Warn("end runs that are nobody's", "error", err)
+	}
 	if err := s.removeUnknown(ctx); err != nil {
 		s.cfg.Log.Warn("remove leftovers", "error", err)
 	}
 	for _, op := range unfinished {
 		s.cfg.Log.Info("settle an unfinished operation", "operation", op.ID, "verb", op.Verb, "phase", op.Phase)
 		s.cfg.Engine.Resume(op, deadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+			if decided := s.undecided[op.ID]; decided != nil {
+				defer decided()
+			}
 			return s.settleOne(ctx, w, op)
 		})
 	}
@@ -98,195 +117,24 @@ func interrupted(op catalog.Operation, undone string) error {
 	return errdefs.New(errdefs.Interrupted, "%s: the daemon ended meanwhile; %s; try again", op.Verb, undone)
 }
 
-// settleOne finishes or undoes one operation by its phase.
-func (s *Settler) settleOne(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
-	if op.Phase == "" {
-		return nil, interrupted(op, "nothing was done")
+// endUnknown ends what runs and is no machine's and no standby: restores aside,
+// and what was about to become something. Runs that unfinished operations have
+// begun beside a machine's are that machine's.
+func (s *Settler) endUnknown(ctx context.Context, machines []catalog.Machine) error {
+	known := map[string]bool{}
+	for _, m := range machines {
+		known[m.ID], known[m.RunID] = true, true
 	}
-	switch op.Verb {
-	case "run":
-		return s.settleRun(ctx, w, op)
-	case "checkpoint create":
-		return s.settleCheckpoint(ctx, w, op)
-	case "restore":
-		return s.settleRestore(ctx, w, op)
-	case "rm":
-		m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-		if errdefs.Is(err, errdefs.NotFound) {
-			s.cfg.Keeper.Forget(op.MachineID)
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.cfg.Keeper.Drop(ctx, op.ID, m)
-	case "start":
-		m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-		if err != nil {
-			return nil, err
-		}
-		if err := s.ensureRunning(ctx, m); err != nil {
-			return nil, err
-		}
-		return s.cfg.View.MachineResult(ctx, m.ID)
-	}
-	return nil, interrupted(op, "look at its state")
-}
-
-// ensureRunning awaits the machine's adopted run, or boots it.
-func (s *Settler) ensureRunning(ctx context.Context, m catalog.Machine) error {
-	if run := s.cfg.Keeper.Run(m.ID); run != nil {
-		err := run.AwaitReady(ctx)
-		if err == nil {
-			return s.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Running)
-		}
-		if !errdefs.Is(err, errdefs.WrongState) {
-			return err
-		}
-	}
-	_, err := s.cfg.Keeper.Boot(ctx, m.ID)
-	return err
-}
-
-// settleRun keeps a machine whose guest came up, and removes any other.
-func (s *Settler) settleRun(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
-	var detail machines.Detail
-	if err := json.Unmarshal(op.Detail, &detail); err != nil {
-		return nil, errdefs.New(errdefs.Storage, "settle run: read its detail: %w", err)
-	}
-	m, err := s.cfg.Catalog.GetMachine(ctx, detail.MachineID)
-	if errdefs.Is(err, errdefs.NotFound) {
-		return nil, interrupted(op, "no machine was made")
-	}
+	standbys, err := s.cfg.Catalog.Standbys(ctx, "")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if run := s.cfg.Keeper.Run(m.ID); run != nil && run.AwaitReady(ctx) == nil {
-		if err := s.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Running); err != nil {
-			return nil, err
-		}
-		return s.cfg.View.MachineResult(ctx, m.ID)
+	for _, standby := range standbys {
+		known[standby.RunID] = true
 	}
-	if err := s.cfg.Keeper.Drop(ctx, op.ID, m); err != nil {
-		return nil, err
-	}
-	return nil, interrupted(op, "the machine was removed again")
-}
-
-// settleCheckpoint finishes a checkpoint that was published, and takes back
-// any other. Either way the machine runs again if it ran.
-func (s *Settler) settleCheckpoint(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
-	var detail capture.Detail
-	if err := json.Unmarshal(op.Detail, &detail); err != nil {
-		return nil, errdefs.New(errdefs.Storage, "settle checkpoint: read its detail: %w", err)
-	}
-	m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-	if err != nil {
-		return nil, err
-	}
-	_, open, err := s.cfg.Gates.Close(m.ID, fmt.Sprintf("a checkpoint of %s is settled", m.Name))
-	if err != nil {
-		return nil, err
-	}
-	defer open()
-	if detail.Running {
-		if err := s.returnMachine(ctx, m, op.Phase == capture.PhaseStop); err != nil {
-			return nil, err
-		}
-	}
-	k, err := s.cfg.Catalog.GetCheckpoint(ctx, detail.CheckpointID)
-	if errdefs.Is(err, errdefs.NotFound) {
-		if err := s.cfg.Capturer.DiscardUnused(ctx, m.ID); err != nil {
-			return nil, err
-		}
-		return nil, interrupted(op, "no checkpoint was made and the machine runs on")
-	}
-	if err != nil {
-		return nil, err
-	}
-	view, err := s.cfg.View.Checkpoint(k, m)
-	if err != nil {
-		return nil, err
-	}
-	w.Note("the daemon ended while the machine was brought back; times are not known")
-	return &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{Checkpoint: view, DiskBytes: k.DiskBytes}}, nil
-}
-
-// returnMachine sees to it that a machine whose guest may have been asked to
-// stop runs.
-func (s *Settler) returnMachine(ctx context.Context, m catalog.Machine, asked bool) error {
-	run := s.cfg.Keeper.Run(m.ID)
-	if run != nil && asked {
-		// There is no way to unask: see it through, then boot.
-		if _, err := run.Stop(ctx, patience); err != nil && !errdefs.Is(err, errdefs.WrongState) {
-			if errdefs.Is(err, errdefs.Deadline) {
-				return nil // it was not asked, or does not hear: it runs
-			}
-			return err
-		}
-	}
-	return s.ensureRunning(ctx, m)
-}
-
-// settleRestore finishes a restore that was committed, and lets the source go
-// on after any other.
-func (s *Settler) settleRestore(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
-	var detail restore.Detail
-	if err := json.Unmarshal(op.Detail, &detail); err != nil {
-		return nil, errdefs.New(errdefs.Storage, "settle restore: read its detail: %w", err)
-	}
-	m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-	if err != nil {
-		return nil, err
-	}
-	_, open, err := s.cfg.Gates.Close(m.ID, fmt.Sprintf("a restore of %s is settled", m.Name))
-	if err != nil {
-		return nil, err
-	}
-	defer open()
-	if m.RunID == detail.Run {
-		if detail.SourceRun != "" {
-			if err := s.cfg.Keeper.End(ctx, m.ID, detail.SourceRun); err != nil {
-				return nil, err
-			}
-		}
-		if err := s.ensureRunning(ctx, m); err != nil {
-			return nil, err
-		}
-		w.Note("the daemon ended while the restore was under way; it was committed and is finished")
-		result, err := s.cfg.View.MachineResult(ctx, m.ID)
-		if err != nil {
-			return nil, err
-		}
-		result.Restore = &holdpointv1.RestoreResult{Generation: m.Generation}
-		return result, nil
-	}
-	if err := s.cfg.Keeper.End(ctx, m.ID, detail.Run); err != nil {
-		return nil, err
-	}
-	if err := s.goOn(ctx, m, detail); err != nil {
-		return nil, err
-	}
-	return nil, interrupted(op, "the machine was not restored and goes on")
-}
-
-// goOn brings the source of a restore back to the state it had.
-func (s *Settler) goOn(ctx context.Context, m catalog.Machine, detail restore.Detail) error {
-	if detail.SourceRun == "" {
-		return nil
-	}
-	run := s.cfg.Keeper.Run(m.ID)
-	paused := detail.State == string(machine.Paused)
-	if run == nil || run.Ended() {
-		return s.ensureRunning(ctx, m)
-	}
-	if keeper.State(m, run) == machine.Paused {
-		if paused {
-			return nil
-		}
-		return s.cfg.Keeper.SetPaused(ctx, m, false)
-	}
-	return s.returnMachine(ctx, m, detail.SafetyID != "")
+	return s.cfg.Keeper.EndUnknown(func(runID, machineID string) bool {
+		return known[runID] || machineID != "" && known[machineID]
+	})
 }
 
 // removeUnknown removes files that no record tells of: what a crash left
@@ -307,7 +155,7 @@ func (s *Settler) removeUnknown(ctx context.Context) error {
 	var errs []error
 	for _, entry := range entries {
 		path := filepath.Join(s.cfg.Home.Layers(), entry.Name())
-		if !known[path] && strings.HasSuffix(path, ".qcow2") {
+		if ours := slices.Contains([]string{".qcow2", ".memory", ".devices"}, filepath.Ext(path)); ours && !known[path] {
 			errs = append(errs, s.cfg.Files.Remove(path))
 		}
 	}

@@ -51,7 +51,7 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		Id: m.ID, Name: m.Name, State: string(keeper.State(m, run)), Image: img.Name, ImageBuildId: m.ImageBuildID,
 		Spec: Spec(m.Spec), Generation: m.Generation, CreatedAt: timestamppb.New(m.CreatedAt),
 		Operation: m.HeldBy, Exit: m.Exit, Head: m.Head, ChainLength: uint32(m.ChainLength) + 1,
-		Routes: v.Routes(routes),
+		Routes: v.Routes(routes), ForkedFrom: m.ForkedFrom, RemoveOnStop: m.RemoveOnStop,
 	}
 	if view.Image == "" {
 		view.Image = m.ImageBuildID
@@ -66,6 +66,7 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		}
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()
+		view.FullCheckpoints = status.GetTracking()
 	}
 	return view, nil
 }
@@ -80,7 +81,7 @@ func Image(i catalog.Image) *holdpointv1.Image {
 }
 
 // Checkpoint is a checkpoint of machine m.
-func (v *Viewer) Checkpoint(k checkpoint.Checkpoint, m catalog.Machine) (*holdpointv1.Checkpoint, error) {
+func (v *Viewer) Checkpoint(ctx context.Context, k checkpoint.Checkpoint, m catalog.Machine) (*holdpointv1.Checkpoint, error) {
 	var spec machine.Spec
 	if err := json.Unmarshal(k.Spec, &spec); err != nil {
 		return nil, errdefs.New(errdefs.Storage, "read spec of checkpoint %s: %w", k.ID, err)
@@ -96,7 +97,28 @@ func (v *Viewer) Checkpoint(k checkpoint.Checkpoint, m catalog.Machine) (*holdpo
 			Host: r.Host, Url: v.url(r.Host), Machine: m.Name, MachineId: m.ID, Port: uint32(r.Port),
 		})
 	}
-	return view, nil
+	if k.Full == nil {
+		return view, nil
+	}
+	return view, v.full(ctx, k, view)
+}
+
+// full adds what only full checkpoints have.
+func (v *Viewer) full(ctx context.Context, k checkpoint.Checkpoint, view *holdpointv1.Checkpoint) error {
+	view.MemoryBytes, view.MemoryLayers, view.Tracking = k.Full.MemoryBytes, k.Full.Memory, k.Full.Tracking
+	view.Verification, view.Problem = string(k.Full.Verification), k.Full.Problem
+	view.Platform = string(k.Full.Platform)
+	view.Consistency = "" // of memory and disk together there is one kind
+	pools, err := v.Catalog.Pools(ctx)
+	if err != nil {
+		return err
+	}
+	standbys, err := v.Catalog.Standbys(ctx, k.ID)
+	if err != nil {
+		return err
+	}
+	view.Pool, view.Standbys = uint32(pools[k.ID]), uint32(len(standbys))
+	return nil
 }
 
 // url is how a published host is reached on this host.
@@ -164,5 +186,5 @@ func (v *Viewer) CheckpointNow(ctx context.Context, k checkpoint.Checkpoint) (*h
 	if err != nil {
 		return nil, err
 	}
-	return v.Checkpoint(k, m)
+	return v.Checkpoint(ctx, k, m)
 }

@@ -16,8 +16,10 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/merge"
 )
 
 // Config is what a Host needs.
@@ -32,13 +34,18 @@ type Config struct {
 // Host implements daemon.Host. It has no state and no end.
 type Host struct {
 	*disk.Disk
+	*merge.Merger
 	cfg  Config
 	qemu *host.Host
 }
 
 // New returns a Host.
 func New(cfg Config) *Host {
-	return &Host{Disk: disk.New(disk.Config{FS: cfg.Files}), cfg: cfg, qemu: newHost(cfg)}
+	q := newHost(cfg)
+	return &Host{
+		Disk: disk.New(disk.Config{FS: cfg.Files}), Merger: merge.New(merge.Config{Host: q, Files: cfg.Files}),
+		cfg: cfg, qemu: q,
+	}
 }
 
 func newHost(cfg Config) *host.Host {
@@ -75,6 +82,11 @@ func (h *Host) PrepareBoot(ctx context.Context, img image.Image) (keeper.Boot, e
 		}
 	}
 	return boot, nil
+}
+
+// Platform is what QEMU here makes of the config.
+func (h *Host) Platform(ctx context.Context, cfg machine.RunConfig) (machine.Platform, error) {
+	return qemu.New(qemu.Config{Host: h.qemu, Logger: h.cfg.Log}).Platform(ctx, cfg)
 }
 
 // BuildImage builds an image from packages.

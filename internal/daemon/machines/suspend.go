@@ -1,0 +1,158 @@
+//go:build linux
+
+package machines
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/capture"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/restore"
+)
+
+// Suspend takes a full checkpoint and ends the machine's run.
+func (s *Service) Suspend(ctx context.Context, req *connect.Request[holdpointv1.SuspendMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	return s.Begin(ctx, r.GetRequestId(), "suspend", r, admission.StoryDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		return s.suspend(ctx, w, r.GetMachine(), false)
+	})
+}
+
+// SuspendIdle suspends a machine unless it is used by now, and returns when
+// that is done.
+func (s *Service) SuspendIdle(ctx context.Context, machineID string) error {
+	return s.await(ctx, "suspend", &holdpointv1.SuspendMachineRequest{Machine: machineID},
+		func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+			return s.suspend(ctx, w, machineID, true)
+		})
+}
+
+// suspend takes the checkpoint with the gate closed: what came through it
+// after the checkpoint would be lost. idle refuses a machine that is used.
+func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, idle bool) (*holdpointv1.OperationResult, error) {
+	m, err := s.Claim(ctx, w, ref)
+	if err != nil {
+		return nil, err
+	}
+	run := s.Keeper.Run(m.ID)
+	state := keeper.State(m, run)
+	if state == machine.Suspended {
+		return s.suspended(ctx, m.ID, nil)
+	}
+	if err := machine.Allow("suspend", m.Name, state, machine.Running, machine.Paused); err != nil {
+		return nil, err
+	}
+	active, open, err := s.Gates.Close(m.ID, "machine "+m.Name+" is suspended")
+	if err != nil {
+		return nil, err
+	}
+	defer open()
+	if idle && len(active) > 0 {
+		return nil, errdefs.New(errdefs.MachineBusy, "suspend: machine %s is used (%s)", m.Name, active[0].What)
+	}
+	routes, err := s.Keeper.RoutesNow(ctx, m, run)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Keeper.DecideEnd(m.ID)()
+	source := s.Keeper.Source(m.ID, run, stopPatience, w.Note)
+	result, failure := s.Restorer.Suspend(ctx, restore.SuspendRequest{
+		Checkpoint: capture.FullRequest{
+			Operation: w.ID(), Machine: m, Source: source, Enter: w.Enter, Note: w.Note,
+			Checkpoint: checkpoint.Checkpoint{ID: durable.NewID(), Message: "suspended", Automatic: true, Routes: routes},
+		},
+		Run: source, Paused: state == machine.Paused,
+	})
+	if failure != nil && result.Checkpoint.ID == "" {
+		return nil, failure
+	}
+	s.Keeper.Tidy(m.ID)
+	if err := s.Capturer.Settle(ctx, result.Checkpoint); err != nil {
+		s.Log.Warn("measure sealed layers", "checkpoint", result.Checkpoint.ID, "error", err)
+	}
+	shown, err := s.suspended(ctx, m.ID, admission.FullResult(result))
+	if failure == nil {
+		failure = err
+	}
+	return shown, failure
+}
+
+// suspended is the outcome of a suspension: the machine and its head.
+func (s *Service) suspended(ctx context.Context, machineID string, took *holdpointv1.CheckpointResult) (*holdpointv1.OperationResult, error) {
+	result, err := s.View.MachineResult(ctx, machineID)
+	if err != nil || result.GetMachine().GetHead() == "" {
+		return result, err
+	}
+	head, err := s.Catalog.GetCheckpoint(ctx, result.GetMachine().GetHead())
+	if err != nil {
+		return result, err
+	}
+	if took == nil {
+		took = &holdpointv1.CheckpointResult{DiskBytes: head.DiskBytes}
+		if head.Full != nil {
+			took.MemoryBytes = head.Full.MemoryBytes
+		}
+	}
+	took.Checkpoint, err = s.View.CheckpointNow(ctx, head)
+	result.Checkpoint = took
+	return result, err
+}
+
+// Resume lets the CPUs of a paused machine go on, or a suspended machine from
+// its head.
+func (s *Service) Resume(ctx context.Context, req *connect.Request[holdpointv1.ResumeMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	return s.on(ctx, r.GetRequestId(), "resume", r, []machine.State{machine.Paused, machine.Suspended}, s.resume)
+}
+
+// ResumeAsleep resumes a machine that is suspended, and returns when it runs. If another
+// operation does that, or has done it, that is as good.
+func (s *Service) ResumeAsleep(ctx context.Context, machineID string) error {
+	for {
+		m, err := s.Catalog.GetMachine(ctx, machineID)
+		if err != nil || m.State != machine.Suspended {
+			return err
+		}
+		if m.HeldBy != "" {
+			if _, err := s.Engine.Wait(ctx, m.HeldBy); err != nil {
+				return err
+			}
+			continue
+		}
+		err = s.await(ctx, "resume", &holdpointv1.ResumeMachineRequest{Machine: machineID},
+			func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+				m, err := s.Claim(ctx, w, machineID)
+				if err == nil && keeper.State(m, s.Keeper.Run(m.ID)) == machine.Suspended {
+					err = s.resume(ctx, w, m)
+				}
+				if err != nil {
+					return nil, err
+				}
+				return s.View.MachineResult(ctx, m.ID)
+			})
+		if !errdefs.Is(err, errdefs.MachineBusy) {
+			return err
+		}
+	}
+}
+
+func (s *Service) resume(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+	if m.State != machine.Suspended {
+		return s.Keeper.SetPaused(ctx, m, false)
+	}
+	defer s.Keeper.DecideEnd(m.ID)()
+	_, err := s.Restorer.Resume(ctx, restore.ResumeRequest{
+		Operation: w.ID(), Machine: m, Destination: s.Keeper, Host: s.Keeper, Enter: w.Enter, Note: w.Note,
+	})
+	return err
+}
