@@ -10,8 +10,10 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/daemon"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
 )
 
@@ -29,6 +31,16 @@ func (fakeHost) PrepareBoot(ctx context.Context, img image.Image) (keeper.Boot, 
 		return keeper.Boot{}, err
 	}
 	return keeper.Boot{Kernel: img.Kernel(), Initramfs: filepath.Join(img.Dir, "initramfs"), Accelerator: "tcg"}, nil
+}
+
+// Platform is the fake hypervisor's.
+func (h fakeHost) Platform(ctx context.Context, cfg machine.RunConfig) (machine.Platform, error) {
+	return machinetest.NewFake(machinetest.FakeConfig{Faults: h.faults}).Platform(ctx, cfg)
+}
+
+// Merge merges nothing: fake disks are opened in one go, however long.
+func (fakeHost) Merge(context.Context, []disk.Layer, []disk.Layer, string) error {
+	return errdefs.New(errdefs.Unsupported, "merge fake disks: they stay as they are")
 }
 
 // BuildImage writes an image as cmdImage does.

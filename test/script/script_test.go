@@ -57,7 +57,8 @@ func scriptSession(env *testscript.Env) (*session.Session, error) {
 	if err := os.Mkdir(faultsOf(s), 0o700); err != nil {
 		return nil, err
 	}
-	s.Env = append(s.Env, faultsVariable+"="+faultsOf(s))
+	// Scripts that are about what the daemon does by itself switch it on.
+	s.Env = append(s.Env, faultsVariable+"="+faultsOf(s), "HOLDPOINT_VERIFY=off", "HOLDPOINT_FIRST_BOOTS=off")
 	s.Setup(env)
 	return s, nil
 }
