@@ -394,7 +394,7 @@ func settle(t *testing.T, w *capturetest.World, k int, phase string, detail capt
 			t.Fatalf("step %d: %v", k, err)
 		}
 	}
-	if err := removeUnknown(w); err != nil {
+	if err := w.RemoveUnknown(); err != nil {
 		t.Fatal(err)
 	}
 	disk, err := w.Source.Disk(t.Context())
@@ -412,29 +412,4 @@ func settle(t *testing.T, w *capturetest.World, k int, phase string, detail capt
 			t.Errorf("step %d: state %s", k, layer)
 		}
 	}
-}
-
-// removeUnknown removes files that were made and never recorded, as a new
-// daemon does.
-func removeUnknown(w *capturetest.World) error {
-	layers, err := w.Catalog.ListLayers(context.Background())
-	if err != nil {
-		return err
-	}
-	known := map[string]bool{}
-	for _, layer := range layers {
-		known[w.Capturer.Path(layer)] = true
-	}
-	entries, err := os.ReadDir(w.Home.Layers())
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		if path := w.Home.Layers() + "/" + entry.Name(); !known[path] {
-			if err := os.Remove(path); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,37 +19,67 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/durable/durabletest"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// destination is the double of the run that takes the source's place.
+// destination is the double of the runs that are begun.
 type destination struct {
 	world *capturetest.World
-	fails bool
-	chain []string
+	// fails: no run comes up; badStandby: a standby does not.
+	fails, badStandby bool
+	// differs makes this host another one than the checkpoint's.
+	differs bool
+	chain   []string
+	launch  restore.Launch
+	machine catalog.Machine
+	// loaded is the memory of the last run that was begun.
+	loaded map[int64]byte
+	// alive are the runs that live.
+	alive map[string]bool
 	done  []string
 }
 
+func (d *destination) Platform(_ context.Context, m catalog.Machine) (machine.Platform, error) {
+	p := d.world.Platform(m.Spec)
+	if d.differs {
+		p.CPU = "Haswell"
+	}
+	return p, nil
+}
+
 func (d *destination) Begin(_ context.Context, m catalog.Machine, l restore.Launch) (restore.Begun, error) {
-	if d.fails {
+	if d.fails || d.badStandby && l.Standby {
+		d.done = append(d.done, "begin failed")
 		return restore.Begun{}, capturetest.ErrSource
 	}
+	d.chain, d.launch, d.machine = nil, l, m
 	for _, layer := range l.Chain {
 		d.chain = append(d.chain, layer.ID)
 	}
+	d.loaded = nil
+	if l.Incoming != nil {
+		d.loaded = d.world.FirstBytes(l.Incoming.MemoryFile)
+		if state, err := os.ReadFile(l.Incoming.DeviceState); err != nil || len(state) == 0 {
+			return restore.Begun{}, errors.Join(err, capturetest.ErrSource)
+		}
+	}
 	d.done = append(d.done, "begin")
-	return restore.Begun{}, nil
+	d.alive[l.RunID] = true
+	return restore.Begun{Running: time.Millisecond, Answer: 2 * time.Millisecond, ClosedSockets: 3, Note: "begun"}, nil
 }
 
-func (d *destination) Replace(context.Context, catalog.Machine, string) error {
+// Replace does what the keeper does.
+func (d *destination) Replace(ctx context.Context, m catalog.Machine, _ string) error {
 	d.done = append(d.done, "replace")
-	return nil
+	return d.world.Catalog.SetMachineState(ctx, m.ID, machine.Running)
 }
 
-func (d *destination) End(context.Context, string, string) error {
+func (d *destination) End(_ context.Context, _, runID string) error {
 	d.done = append(d.done, "end")
+	delete(d.alive, runID)
 	return nil
 }
 
@@ -75,9 +106,13 @@ func newScene(t *testing.T) *scene {
 	}
 	w.Source.Done, w.Phases = nil, nil
 	return &scene{
-		World: w, target: done.Checkpoint, destination: &destination{world: w},
-		restorer: restore.New(restore.Config{Catalog: w.Catalog, Capturer: w.Capturer}),
+		World: w, target: done.Checkpoint, destination: &destination{world: w, alive: map[string]bool{}},
+		restorer: newRestorer(w),
 	}
+}
+
+func newRestorer(w *capturetest.World) *restore.Restorer {
+	return restore.New(restore.Config{Catalog: w.Catalog, Capturer: w.Capturer, Memory: w.Memory})
 }
 
 func (s *scene) request() restore.DiskRequest {

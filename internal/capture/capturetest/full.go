@@ -60,10 +60,12 @@ func (w *World) MemoryOf(k checkpoint.Checkpoint) map[int64]byte {
 	must(w.tb, store.Materialize(context.Background(), store.MaterializeConfig{
 		Path: path, MemoryBytes: w.Machine.Spec.MemoryBytes, Layers: layers, Unsynced: true,
 	}))
-	return firstBytes(w, path)
+	return w.FirstBytes(path)
 }
 
-func firstBytes(w *World, path string) map[int64]byte {
+// FirstBytes reads a memory file: the first byte of each page that is not zero.
+func (w *World) FirstBytes(path string) map[int64]byte {
+	w.tb.Helper()
 	file, err := os.Open(path)
 	must(w.tb, err)
 	defer file.Close()
@@ -216,4 +218,29 @@ func (w *World) NewMemory() *memory.Cache {
 	cache, err := memory.New(memory.Config{Home: w.Home, Files: w.Files, Catalog: w.Catalog})
 	must(w.tb, err)
 	return cache
+}
+
+// RemoveUnknown removes files that were made and never recorded, as a new
+// daemon does.
+func (w *World) RemoveUnknown() error {
+	layers, err := w.Catalog.ListLayers(context.Background())
+	if err != nil {
+		return err
+	}
+	known := map[string]bool{}
+	for _, layer := range layers {
+		known[w.Capturer.Path(layer)] = true
+	}
+	entries, err := os.ReadDir(w.Home.Layers())
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if path := w.Home.Layers() + "/" + entry.Name(); !known[path] {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
