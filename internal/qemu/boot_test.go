@@ -21,6 +21,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/logs"
+	"github.com/holdpoint/holdpoint/internal/qemu/process"
 )
 
 // guest makes configurations that boot the fixture's kernel into our test guest.
@@ -180,7 +182,7 @@ func TestBootSwitchAdoptShutdown(t *testing.T) {
 	if got := contents(t, chain[:2], 1) + " " + contents(t, chain[:2], 2); got != "first " {
 		t.Errorf("the sealed layer shows %q", got)
 	}
-	if console := string(tail(filepath.Join(cfg.Dir, consoleFile), 1<<20)); !strings.Contains(console, "guest: ready") {
+	if console := string(logs.Tail(filepath.Join(cfg.Dir, consoleFile), 1<<20)); !strings.Contains(console, "guest: ready") {
 		t.Error("the console log has no word of the guest")
 	}
 	if _, err := os.Stat(filepath.Join(cfg.SocketDir, qmpSocket)); err == nil {
@@ -219,12 +221,12 @@ func TestUnwatchedEnds(t *testing.T) {
 			must(t, r.Resume(ctxOf(t)))
 			k := dialGuest(t, r)
 			must(t, r.Close())
-			p, err := openProcess(r.Process().PID)
+			p, err := process.Open(r.Process().PID)
 			must(t, err)
 			k.say("%s", command)
-			status, err := p.wait()
+			status, err := p.Wait()
 			must(t, err)
-			must(t, p.close())
+			must(t, p.Close())
 			_ = k.conn.Close()
 			if !status.Exited() || status.ExitStatus() != 0 {
 				t.Errorf("status %v", status)
@@ -249,7 +251,7 @@ func TestPanicEndsTheRun(t *testing.T) {
 	select {
 	case <-r.Exited():
 	case <-time.After(5 * time.Minute):
-		t.Fatalf("a panicked guest goes on; its console:\n%s", tail(filepath.Join(cfg.Dir, consoleFile), 3000))
+		t.Fatalf("a panicked guest goes on; its console:\n%s", logs.Tail(filepath.Join(cfg.Dir, consoleFile), 3000))
 	}
 	_ = k.conn.Close()
 	t.Logf("%+v", r.Exit())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/process"
 )
 
 // keep keeps a run that was tracked by c from its beginning, and switches its
@@ -139,13 +140,13 @@ func TestSuccessorsMayTrace(t *testing.T) {
 	scope := filepath.Join(b.dir, "scope")
 	for _, text := range []string{"0\n", "1\n", "2\n"} {
 		must(t, os.WriteFile(scope, []byte(text), 0o600))
-		must(t, letSuccessorsTrace(ctxOf(t), scope, r.Process().PID))
+		must(t, process.LetSuccessorsTrace(ctxOf(t), scope, r.Process().PID))
 		must(t, r.Resume(ctxOf(t)))
 		must(t, r.Pause(ctxOf(t)))
 	}
 	must(t, r.Kill(ctxOf(t)))
 	must(t, os.WriteFile(scope, []byte("1\n"), 0o600))
-	if err := letSuccessorsTrace(ctxOf(t), scope, r.Process().PID); err == nil {
+	if err := process.LetSuccessorsTrace(ctxOf(t), scope, r.Process().PID); err == nil {
 		t.Error("nothing was permitted to a process that has ended, and no error")
 	}
 }

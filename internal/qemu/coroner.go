@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/ending"
 )
 
 var _ machine.Coroner = (*QEMU)(nil)
@@ -14,10 +15,10 @@ var _ machine.Coroner = (*QEMU)(nil)
 // ExitOf is that of machine.Coroner. Nobody has the process's exit status.
 func (q *QEMU) ExitOf(cfg machine.RunConfig) machine.Exit {
 	_, err := os.Stat(filepath.Join(cfg.Dir, killFile))
-	return classify(evidence{
-		killed:    err == nil,
-		ownAccord: isGone(filepath.Join(cfg.Dir, pidFile)),
-		reason:    shutdownReason(filepath.Join(cfg.Dir, eventsOut)),
-		printed:   printed(cfg),
+	return ending.Classify(ending.Evidence{
+		Killed:    err == nil,
+		OwnAccord: isGone(filepath.Join(cfg.Dir, pidFile)),
+		Reason:    ending.ShutdownReason(filepath.Join(cfg.Dir, eventsOut)),
+		Printed:   printed(cfg),
 	})
 }

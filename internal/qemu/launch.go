@@ -21,6 +21,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/logs"
+	"github.com/holdpoint/holdpoint/internal/qemu/process"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
@@ -61,7 +63,7 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, launchError(cfg, false, err)
 	}
-	steps.Add(p.killAndWait)
+	steps.Add(p.KillAndWait)
 	client, err := greet(ctx, cfg)
 	if err == nil {
 		steps.Add(func() { _ = client.Close() })
@@ -69,8 +71,8 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	}
 	if err != nil {
 		if ctx.Err() == nil { // QEMU hung up; what it printed is complete when it is gone
-			_ = p.signal(unix.SIGKILL)
-			p.awaitEnd(exitGrace)
+			_ = p.Signal(unix.SIGKILL)
+			p.AwaitEnd(exitGrace)
 		}
 		return nil, launchError(cfg, client != nil, err)
 	}
@@ -170,7 +172,7 @@ func bind(path string, steps *undo.Stack) (*os.File, error) {
 
 // spawn starts the process in a session of its own, so that no terminal's or
 // parent's end reaches it.
-func spawn(argv []string, f *inherited) (*process, error) {
+func spawn(argv []string, f *inherited) (*process.Process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = f.output, f.output
@@ -183,7 +185,7 @@ func spawn(argv []string, f *inherited) (*process, error) {
 	_ = cmd.Process.Release() // the exit is awaited by our own handle
 	// Our copies would keep a dead QEMU's sockets open.
 	_, _ = f.qmp.Close(), f.link.Close()
-	p, err := openProcess(pid)
+	p, err := process.Open(pid)
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL) // an unreaped child's pid is still its own
 		_, _ = unix.Wait4(pid, nil, 0, nil)
@@ -217,17 +219,17 @@ func greet(ctx context.Context, cfg machine.RunConfig) (*qmp.Client, error) {
 
 // awaitEvents waits for the second monitor's answer to its only command.
 func awaitEvents(ctx context.Context, path string) error {
-	n, err := watchFiles(path)
+	n, err := logs.Watch(path)
 	if err != nil {
 		return err
 	}
-	defer n.close()
+	defer n.Close()
 	for {
 		b, err := os.ReadFile(path)
 		if err != nil || bytes.Contains(b, []byte(`"return"`)) {
 			return err
 		}
-		if err := n.wait(ctx); err != nil {
+		if err := n.Wait(ctx); err != nil {
 			return fmt.Errorf("await event log: %w", err)
 		}
 	}
@@ -258,7 +260,7 @@ func launchError(cfg machine.RunConfig, greeted bool, err error) error {
 
 // printed is the last line that the process printed.
 func printed(cfg machine.RunConfig) string {
-	return host.LastLine(string(tail(filepath.Join(cfg.Dir, outputFile), 4096)))
+	return host.LastLine(string(logs.Tail(filepath.Join(cfg.Dir, outputFile), 4096)))
 }
 
 // inUse is in what QEMU prints when it cannot lock an image.

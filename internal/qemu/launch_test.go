@@ -4,8 +4,6 @@ package qemu
 
 import (
 	"bytes"
-	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/logs"
 )
 
 func TestLaunchErrors(t *testing.T) {
@@ -62,37 +61,6 @@ func TestLaunchErrors(t *testing.T) {
 	}
 }
 
-func TestClassify(t *testing.T) {
-	exited := func(code int) *unix.WaitStatus { s := unix.WaitStatus(code << 8); return &s }
-	signaled := func(sig int) *unix.WaitStatus { s := unix.WaitStatus(sig); return &s }
-	for name, c := range map[string]struct {
-		e    evidence
-		want machine.ExitReason
-	}{
-		"shutdown, our child":           {evidence{status: exited(0), ownAccord: true, reason: "guest-shutdown"}, machine.GuestShutdown},
-		"shutdown, adopted":             {evidence{ownAccord: true, reason: "guest-shutdown"}, machine.GuestShutdown},
-		"reset":                         {evidence{ownAccord: true, reason: "guest-reset"}, machine.GuestReset},
-		"panic":                         {evidence{status: exited(0), ownAccord: true, reason: "guest-panic"}, machine.GuestPanic},
-		"kill":                          {evidence{status: signaled(9), killed: true}, machine.Killed},
-		"kill, adopted":                 {evidence{killed: true}, machine.Killed},
-		"kill too late":                 {evidence{status: exited(0), ownAccord: true, killed: true, reason: "guest-shutdown"}, machine.GuestShutdown},
-		"kill amid shutdown":            {evidence{status: signaled(9), killed: true, reason: "guest-shutdown"}, machine.Killed},
-		"crash amid shutdown":           {evidence{status: signaled(11), reason: "guest-shutdown"}, machine.Crashed},
-		"crash amid shutdown, adopted":  {evidence{reason: "guest-shutdown"}, machine.Crashed},
-		"failed exit after shutdown":    {evidence{status: exited(1), ownAccord: true, reason: "guest-shutdown"}, machine.Crashed},
-		"SIGTERM":                       {evidence{status: exited(0), ownAccord: true, reason: "host-signal"}, machine.Killed},
-		"abort":                         {evidence{status: signaled(6)}, machine.Crashed},
-		"error exit":                    {evidence{status: exited(1), ownAccord: true}, machine.Crashed},
-		"nothing known":                 {evidence{}, machine.Crashed},
-		"a reason of a later QEMU":      {evidence{ownAccord: true, reason: "host-new"}, machine.Crashed},
-		"exit without an event, status": {evidence{status: exited(0), ownAccord: true}, machine.Crashed},
-	} {
-		if got := classify(c.e); got.Reason != c.want {
-			t.Errorf("%s: %+v, want %s", name, got, c.want)
-		}
-	}
-}
-
 func TestTerminatedBySignal(t *testing.T) {
 	b := newBench(t)
 	r := b.launch(t, b.config(t))
@@ -117,10 +85,10 @@ func TestLogsStaySmall(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	line := []byte(strings.Repeat("x", 1023) + "\n")
-	n, err := watchFiles(console)
+	n, err := logs.Watch(console)
 	must(t, err)
-	defer n.close()
-	for range logLimit/1024 + 10 {
+	defer n.Close()
+	for range logs.Limit/1024 + 10 {
 		_, err := f.Write(line)
 		must(t, err)
 	}
@@ -129,43 +97,13 @@ func TestLogsStaySmall(t *testing.T) {
 	for { // every truncation is a modification
 		text, err := os.ReadFile(console)
 		must(t, err)
-		if 0 < len(text) && len(text) <= logKeep {
-			if !bytes.HasSuffix(text, []byte("the last line\n")) || len(text) < logKeep/2 || !bytes.HasPrefix(text, line[:100]) {
+		if 0 < len(text) && len(text) <= logs.Kept {
+			if !bytes.HasSuffix(text, []byte("the last line\n")) || len(text) < logs.Kept/2 || !bytes.HasPrefix(text, line[:100]) {
 				t.Errorf("kept %d bytes, %q … %q", len(text), text[:20], text[len(text)-20:])
 			}
 			return
 		}
-		must(t, n.wait(ctxOf(t)))
-	}
-}
-
-func TestPunchKeepsTheEnd(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "events")
-	data := make([]byte, 1<<20)
-	for i := range data {
-		data[i] = byte(rand.IntN(255) + 1)
-	}
-	event := []byte("\n" + `{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-reset"}}` + "\r\n")
-	must(t, os.WriteFile(path, append(data, event...), 0o600))
-	must(t, punch(path, 2<<20, 64<<10))
-	if got, _ := os.ReadFile(path); !bytes.Equal(got[:1<<20], data) {
-		t.Error("a short file was changed")
-	}
-	must(t, punch(path, 512<<10, 64<<10))
-	got, err := os.ReadFile(path)
-	if err != nil || len(got) != len(data)+len(event) || !bytes.HasSuffix(got, event) || got[0] != 0 {
-		t.Errorf("%d bytes, first %d, %v", len(got), got[0], err)
-	}
-	var st unix.Stat_t
-	must(t, unix.Stat(path, &st))
-	if st.Blocks*512 > 256<<10 {
-		t.Errorf("%d bytes are still allocated", st.Blocks*512)
-	}
-	if reason := shutdownReason(path); reason != "guest-reset" {
-		t.Errorf("reason %q", reason)
-	}
-	if reason := shutdownReason(fmt.Sprint(path, "x")); reason != "" {
-		t.Errorf("reason %q without a file", reason)
+		must(t, n.Wait(ctxOf(t)))
 	}
 }
 

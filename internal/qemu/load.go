@@ -18,6 +18,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/logs"
+	"github.com/holdpoint/holdpoint/internal/qemu/process"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -48,7 +50,7 @@ func checkIncoming(cfg machine.RunConfig) error {
 }
 
 // ready sets up the fresh process, whose guest has not executed anything.
-func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process, client *qmp.Client) error {
+func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process.Process, client *qmp.Client) error {
 	if err := q.protect(ctx, caps, cfg, p); err != nil {
 		return err
 	}
@@ -62,15 +64,15 @@ func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.Ru
 // a successor of ours trace it. A run that boots is the only one to map its
 // file and goes on without; one that continues shares its with others, and
 // there a failure is UNSUPPORTED.
-func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process) error {
-	err := letSuccessorsTrace(ctx, yamaScope, p.id.PID)
+func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process.Process) error {
+	err := process.LetSuccessorsTrace(ctx, yamaScope, p.ID().PID)
 	if err != nil {
 		q.log.WarnContext(ctx, "full checkpoints will end with this process", "run", cfg.RunID, "error", err)
 	}
 	if argv.OpensReadOnly(caps) {
 		return nil
 	}
-	_, err = dirty.ReadOnly(ctx, memoryOf(cfg, p.id.PID))
+	_, err = dirty.ReadOnly(ctx, memoryOf(cfg, p.ID().PID))
 	if err == nil || ctx.Err() != nil && cfg.Incoming == nil {
 		return nil
 	}
@@ -160,7 +162,7 @@ const maxWords = 500
 // lines about a failed load says only that it failed.
 func words(cfg machine.RunConfig) string {
 	var said []string
-	for line := range strings.Lines(string(tail(filepath.Join(cfg.Dir, outputFile), maxWords))) {
+	for line := range strings.Lines(string(logs.Tail(filepath.Join(cfg.Dir, outputFile), maxWords))) {
 		if line = host.LastLine(line); line != "" {
 			said = append(said, line)
 		}

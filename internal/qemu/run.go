@@ -18,6 +18,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/process"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -27,7 +28,7 @@ import (
 type run struct {
 	log    *slog.Logger
 	cfg    machine.RunConfig
-	proc   *process
+	proc   *process.Process
 	host   *host.Host
 	exited chan struct{}
 	// life ends with the exit or Close, by stop; tasks are over then too.
@@ -47,7 +48,7 @@ type run struct {
 	size int64
 }
 
-func newRun(q *QEMU, cfg machine.RunConfig, p *process, client *qmp.Client) *run {
+func newRun(q *QEMU, cfg machine.RunConfig, p *process.Process, client *qmp.Client) *run {
 	life, stop := context.WithCancel(context.Background())
 	r := &run{
 		log: q.log.With("run", cfg.RunID), cfg: cfg, proc: p, host: q.host,
@@ -73,11 +74,11 @@ func (r *run) spawn(f func()) bool {
 // Adopt is that of machine.Hypervisor. Beside NOT_FOUND it fails with CONFLICT
 // when another process than p answers at the run's socket.
 func (q *QEMU) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Process) (machine.Run, error) {
-	proc, err := openProcess(p.PID)
-	if err == nil && proc.id != p {
-		err = errors.Join(errGone, proc.close())
+	proc, err := process.Open(p.PID)
+	if err == nil && proc.ID() != p {
+		err = errors.Join(process.ErrGone, proc.Close())
 	}
-	if errors.Is(err, errGone) {
+	if errors.Is(err, process.ErrGone) {
 		return nil, errdefs.New(errdefs.NotFound, "adopt run %s: its process %d has ended", cfg.RunID, p.PID)
 	}
 	if err != nil {
@@ -85,8 +86,8 @@ func (q *QEMU) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Proce
 	}
 	client, err := dialQMP(ctx, cfg, p.PID)
 	if err != nil {
-		defer proc.close()
-		if ctx.Err() == nil && proc.awaitEnd(exitGrace) {
+		defer proc.Close()
+		if ctx.Err() == nil && proc.AwaitEnd(exitGrace) {
 			return nil, errdefs.New(errdefs.NotFound, "adopt run %s: its process %d has ended", cfg.RunID, p.PID)
 		}
 		return nil, fmt.Errorf("adopt run %s: %w", cfg.RunID, err)
@@ -96,28 +97,15 @@ func (q *QEMU) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Proce
 
 // dialQMP connects to the run's QMP socket, on which pid must be listening.
 func dialQMP(ctx context.Context, cfg machine.RunConfig, pid int) (*qmp.Client, error) {
-	conn, err := dial(ctx, filepath.Join(cfg.SocketDir, qmpSocket))
+	conn, err := process.DialPeer(ctx, filepath.Join(cfg.SocketDir, qmpSocket), pid)
 	if err != nil {
 		return nil, err
-	}
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	var peer *unix.Ucred
-	var perr error
-	err = raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, perr); err == nil && int(peer.Pid) != pid {
-		err = errdefs.New(errdefs.Conflict, "process %d listens where %d should", peer.Pid, pid)
-	}
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
 	}
 	return qmp.Connect(ctx, conn)
 }
 
 // Process is that of machine.Run.
-func (r *run) Process() machine.Process { return r.proc.id }
+func (r *run) Process() machine.Process { return r.proc.ID() }
 
 // Pause is that of machine.Run.
 func (r *run) Pause(ctx context.Context) error { return r.change(ctx, "pause", "stop") }
@@ -148,7 +136,7 @@ func (r *run) DialLink(ctx context.Context) (net.Conn, error) {
 	if err := r.usable("dial link of"); err != nil {
 		return nil, err
 	}
-	conn, err := dial(ctx, filepath.Join(r.cfg.SocketDir, linkSocket))
+	conn, err := process.Dial(ctx, filepath.Join(r.cfg.SocketDir, linkSocket))
 	if err != nil {
 		return nil, r.explain(ctx, "dial link of", err)
 	}
@@ -166,7 +154,7 @@ func (r *run) Kill(ctx context.Context) error {
 	// For a successor, should we die before the exit is recorded. Without it
 	// the end is called a crash, which is wrong but not unsafe.
 	_ = os.WriteFile(filepath.Join(r.cfg.Dir, killFile), nil, 0o600)
-	if err := r.proc.signal(unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrClosed) {
+	if err := r.proc.Signal(unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrClosed) {
 		return fmt.Errorf("kill run %s: %w", r.cfg.RunID, err)
 	}
 	select {
@@ -195,7 +183,7 @@ func (r *run) Close() error {
 	r.mu.Unlock()
 	r.stop()
 	err := client.Close()
-	if cerr := r.proc.close(); cerr != nil && !errors.Is(cerr, os.ErrClosed) {
+	if cerr := r.proc.Close(); cerr != nil && !errors.Is(cerr, os.ErrClosed) {
 		err = errors.Join(err, cerr)
 	}
 	r.tasks.Wait()
@@ -259,7 +247,7 @@ func (r *run) connected(ctx context.Context, verb string) (*qmp.Client, error) {
 	if client.Err() == nil {
 		return client, nil
 	}
-	client, err := dialQMP(ctx, r.cfg, r.proc.id.PID)
+	client, err := dialQMP(ctx, r.cfg, r.proc.ID().PID)
 	if err != nil {
 		return nil, r.explain(ctx, verb, err)
 	}

@@ -1,6 +1,6 @@
 //go:build linux
 
-package qemu
+package process
 
 import (
 	"context"
@@ -11,16 +11,18 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 // dialSlice is how long one connect may wait in the kernel before ctx is
 // looked at again.
 const dialSlice = 100 * time.Millisecond
 
-// dial connects to a socket of QEMU's. QEMU queues one connection beside the
+// Dial connects to a socket at path whose listener, as QEMU does, queues one connection beside the
 // one it serves; to a socket whose queue is full the kernel lets only a blocking
 // connect wait, and net's is not.
-func dial(ctx context.Context, path string) (*net.UnixConn, error) {
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("dial %q: %w", path, err)
 	}
@@ -49,4 +51,27 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 			return nil, fmt.Errorf("dial %q: %w", path, err)
 		}
 	}
+}
+
+// DialPeer is Dial where the process pid must be listening; CONFLICT when it
+// is another one.
+func DialPeer(ctx context.Context, path string, pid int) (*net.UnixConn, error) {
+	conn, err := Dial(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	var peer *unix.Ucred
+	var perr error
+	err = raw.Control(func(fd uintptr) { peer, perr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, perr); err == nil && int(peer.Pid) != pid {
+		err = errdefs.New(errdefs.Conflict, "process %d listens where %d should", peer.Pid, pid)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package qemu
+package process
 
 import (
 	"context"
@@ -14,13 +14,13 @@ import (
 	"github.com/holdpoint/holdpoint/internal/dirty/inject"
 )
 
-// letSuccessorsTrace lets any process of the same user look into the fresh
+// LetSuccessorsTrace lets any process of the same user look into the fresh
 // child pid. Under Yama's ptrace_scope 1 only its ancestors may, which a
 // successor of ours is not; under any other scope there is nothing to permit.
 // The call has to be the child's own: made inside it, it costs half a
 // millisecond, where a program of ours that makes it and then becomes QEMU
 // takes the time to start one.
-func letSuccessorsTrace(ctx context.Context, scopeFile string, pid int) error {
+func LetSuccessorsTrace(ctx context.Context, scopeFile string, pid int) error {
 	scope, err := os.ReadFile(scopeFile)
 	if err != nil || strings.TrimSpace(string(scope)) != "1" {
 		return nil //nolint:nilerr // without the file there is no Yama

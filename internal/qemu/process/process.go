@@ -1,15 +1,18 @@
 //go:build linux
 
-package qemu
+// Package process holds on to one process that its parent may leave to
+// another: it waits for its end, ends it, talks to it alone, and lets others
+// look into it. It knows nothing of QEMU.
+package process
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +20,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
-// process is a handle on one process that cannot come to mean another.
-type process struct {
+// Process is a handle on one process that cannot come to mean another.
+type Process struct {
 	id    machine.Process
 	pidfd *os.File
 	conn  rawConn
@@ -29,13 +32,13 @@ type rawConn interface {
 	Read(f func(fd uintptr) (done bool)) error
 }
 
-var errGone = errors.New("the process has ended")
+var ErrGone = errors.New("the process has ended")
 
-// openProcess opens the process pid and says which it is. A zombie is gone.
-func openProcess(pid int) (*process, error) {
+// Open opens the process pid and says which it is. A zombie is gone.
+func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {
-		return nil, errGone
+		return nil, ErrGone
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open process %d: %w", pid, err)
@@ -46,15 +49,18 @@ func openProcess(pid int) (*process, error) {
 	if err == nil {
 		var conn rawConn
 		if conn, err = file.SyscallConn(); err == nil {
-			return &process{id: id, pidfd: file, conn: conn}, nil
+			return &Process{id: id, pidfd: file, conn: conn}, nil
 		}
 	}
 	return nil, errors.Join(err, file.Close())
 }
 
-// wait returns when the process has ended, or with an error after close. The
+// ID says which process it is.
+func (p *Process) ID() machine.Process { return p.id }
+
+// Wait returns when the process has ended, or with an error after Close. The
 // status is that of our own child, nil when it went to another parent.
-func (p *process) wait() (*unix.WaitStatus, error) {
+func (p *Process) Wait() (*unix.WaitStatus, error) {
 	err := p.conn.Read(func(fd uintptr) bool {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, 0)
@@ -71,26 +77,28 @@ func (p *process) wait() (*unix.WaitStatus, error) {
 	return &status, nil
 }
 
-func (p *process) signal(sig unix.Signal) error {
+// Signal sends one; ESRCH when the process has ended.
+func (p *Process) Signal(sig unix.Signal) error {
 	var sent error
 	err := p.conn.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
 	return errors.Join(err, sent)
 }
 
-func (p *process) close() error { return p.pidfd.Close() }
+// Close lets go of the process and ends Wait.
+func (p *Process) Close() error { return p.pidfd.Close() }
 
-// killAndWait ends a child whose launch failed.
-func (p *process) killAndWait() {
-	_ = p.signal(unix.SIGKILL) // it may have ended by itself
-	_, _ = p.wait()
-	_ = p.close()
+// KillAndWait ends a child whose launch failed.
+func (p *Process) KillAndWait() {
+	_ = p.Signal(unix.SIGKILL) // it may have ended by itself
+	_, _ = p.Wait()
+	_ = p.Close()
 }
 
 // identify reads which process has the pid now.
 func identify(pid int) (machine.Process, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return machine.Process{}, errGone
+		return machine.Process{}, ErrGone
 	}
 	// The name, in parentheses, may hold anything; fields count from behind it.
 	i := bytes.LastIndexByte(b, ')')
@@ -99,7 +107,7 @@ func identify(pid int) (machine.Process, error) {
 		return machine.Process{}, fmt.Errorf("read start time of process %d: unknown form", pid)
 	}
 	if fields[0] == "Z" || fields[0] == "X" {
-		return machine.Process{}, errGone
+		return machine.Process{}, ErrGone
 	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
@@ -112,33 +120,17 @@ func identify(pid int) (machine.Process, error) {
 	return machine.Process{PID: pid, StartTime: start, BootID: boot}, nil
 }
 
-// inotify watches files for changes until it is closed.
-type inotify struct{ file *os.File }
-
-func watchFiles(paths ...string) (*inotify, error) {
-	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("watch files: %w", err)
-	}
-	n := &inotify{file: os.NewFile(uintptr(fd), "inotify")}
-	for _, path := range paths {
-		if _, err := unix.InotifyAddWatch(fd, path, unix.IN_MODIFY); err != nil {
-			return nil, errors.Join(fmt.Errorf("watch %q: %w", path, err), n.file.Close())
-		}
-	}
-	return n, nil
+// AwaitEnd waits for the process to end, no longer than limit, and leaves its
+// status to be reaped.
+func (p *Process) AwaitEnd(limit time.Duration) bool {
+	_ = p.pidfd.SetReadDeadline(time.Now().Add(limit))
+	defer func() { _ = p.pidfd.SetReadDeadline(time.Time{}) }()
+	ended := false
+	_ = p.conn.Read(func(fd uintptr) bool {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(fds, 0)
+		ended = err == nil && n == 1
+		return ended
+	})
+	return ended
 }
-
-// wait returns when something has changed since the last call, or ctx ends.
-func (n *inotify) wait(ctx context.Context) error {
-	buf := make([]byte, 4096)
-	stop := context.AfterFunc(ctx, func() { _ = n.file.Close() })
-	defer stop()
-	_, err := n.file.Read(buf)
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
-}
-
-func (n *inotify) close() { _ = n.file.Close() }
