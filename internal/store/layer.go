@@ -136,11 +136,25 @@ func (l *Layer) Close() error {
 	return l.file.Close()
 }
 
-// load reads the payload of frame i, checks it and decodes it, into buffer if
-// that is large enough.
-func (l *Layer) load(i int, buffer []byte) ([]byte, error) {
+// decoderSlack is what the zstd decoder wants behind the last block so that it
+// may copy without looking for the end (its compressedBlockOverAlloc).
+const decoderSlack = 32
+
+// buffers are what load may use again once the data it gave is not needed any
+// more: without them, half of the memory that a chain takes is cleared twice.
+type buffers struct{ stored, data []byte }
+
+func sized(b *[]byte, size int) []byte {
+	if cap(*b) < size {
+		*b = make([]byte, size)
+	}
+	return (*b)[:size]
+}
+
+// load reads the payload of frame i, checks it and decodes it, in the buffers.
+func (l *Layer) load(i int, b *buffers) ([]byte, error) {
 	f := &l.frames[i]
-	stored := make([]byte, f.stored)
+	stored := sized(&b.stored, f.stored)
 	if err := readFull(l.file, stored, f.offset); err != nil {
 		return nil, l.damaged(fmt.Errorf("frame %d: %w", i, err))
 	}
@@ -151,10 +165,7 @@ func (l *Layer) load(i int, buffer []byte) ([]byte, error) {
 		return stored, nil
 	}
 	whole := len(f.sums) * PageSize
-	if cap(buffer) < whole {
-		buffer = make([]byte, 0, whole)
-	}
-	data, err := l.zstd.DecodeAll(stored, buffer[:0:whole])
+	data, err := l.zstd.DecodeAll(stored, sized(&b.data, whole+decoderSlack)[:0:whole+decoderSlack])
 	if err == nil && len(data) != whole {
 		err = fmt.Errorf("%d bytes of data instead of %d", len(data), whole)
 	}
@@ -185,7 +196,7 @@ func (l *Layer) data(i int) ([]byte, error) {
 		}
 	}
 	l.mu.Unlock()
-	data, err := l.load(i, nil)
+	data, err := l.load(i, &buffers{})
 	if err != nil {
 		return nil, err
 	}
@@ -232,9 +243,9 @@ func (l *Layer) each(ctx context.Context, skip func(*frame) bool, use func(i int
 	})
 	for range workers {
 		g.Go(func() error {
-			buffer := make([]byte, 0, batchPages*PageSize)
+			var b buffers
 			for i := range numbers {
-				data, err := l.load(i, buffer)
+				data, err := l.load(i, &b)
 				if err != nil {
 					return err
 				}

@@ -534,6 +534,13 @@ func TestMaterialize(t *testing.T) {
 	if got := strings.Join(steps, " "); got != "create sync rename syncdir" {
 		t.Errorf("steps: %s", got)
 	}
+	steps = nil
+	cfg.Unsynced = true
+	must(t, Materialize(t.Context(), cfg))
+	cfg.Unsynced = false
+	if got := strings.Join(steps, " "); got != "create rename" {
+		t.Errorf("steps without waiting for the disk: %s", got)
+	}
 	st, err := os.Stat(path)
 	must(t, err)
 	if st.Mode() != 0o600 {
