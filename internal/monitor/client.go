@@ -53,7 +53,7 @@ func Connect(ctx context.Context, dir string) (*Client, error) {
 	}
 	socket := cfg.Socket()
 	conns := &connSet{open: map[net.Conn]struct{}{}}
-	c := &Client{dir: dir, machine: cfg.Name(), conns: conns, control: dialer(socket, conns), data: dialer(socket, conns)}
+	c := &Client{dir: dir, machine: nameOf(dir), conns: conns, control: dialer(socket, conns), data: dialer(socket, conns)}
 	c.monitor = monitorv1connect.NewMonitorServiceClient(&http.Client{Transport: c.control}, "http://monitor", relay.Plain())
 	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: wire.FrameTransport(c.data)}, "http://monitor", relay.Plain(), connect.WithInterceptors(plainWords{c.machine}))
 	limited, cancel := context.WithTimeout(ctx, answerLimit)
@@ -66,7 +66,7 @@ func Connect(ctx context.Context, dir string) (*Client, error) {
 		err = errdefs.New(errdefs.Incompatible, "machine %s: its monitor (build %s) speaks protocol %d, this build (%d) is older; use the newer holdpoint, or stop and start the machine with that one",
 			c.machine, st.GetBuild(), st.GetProtocol(), ProtocolVersion)
 	}
-	if err == nil && st.GetMachineId() != cfg.Run.MachineID {
+	if err == nil && !cfg.Wait && st.GetMachineId() != cfg.Run.MachineID {
 		err = errdefs.New(errdefs.Conflict, "machine %s: the monitor on %q is that of machine %s", c.machine, socket, st.GetMachineId())
 	}
 	if err != nil {

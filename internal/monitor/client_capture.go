@@ -34,7 +34,8 @@ func (c *Client) SettleCapture(ctx context.Context, checkpointID string, publish
 	_, err := c.monitor.SettleCapture(ctx, connect.NewRequest(&monitorv1.SettleCaptureRequest{
 		CheckpointId: checkpointID, Published: published, Resume: resume,
 	}))
-	return c.decode(ctx, err)
+	_, err = c.exit(ctx, err) // what has ended needs no word any more
+	return err
 }
 
 // Activate tells a run of a Config with Wait whose it is, and lets it go. It

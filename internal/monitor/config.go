@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
@@ -64,6 +65,11 @@ type Guest struct {
 	MachineID string   `json:"machine_id"`
 	OnBoot    string   `json:"on_boot,omitempty"`
 	Tmpfs     []string `json:"tmpfs,omitempty"`
+}
+
+// Told is the guest's part of it, without the clock and entropy.
+func (g Guest) Told() *agentv1.ConfigureRequest {
+	return &agentv1.ConfigureRequest{Hostname: g.Hostname, MachineId: g.MachineID, OnBoot: g.OnBoot, Tmpfs: g.Tmpfs}
 }
 
 // Activation says whose a waiting run is, and what reboots of its guest boot.

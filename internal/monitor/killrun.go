@@ -177,5 +177,8 @@ func nameOf(dir string) string {
 	if err != nil {
 		return "of run " + filepath.Base(dir)
 	}
+	if rec, err := ReadRecord(dir); err == nil {
+		cfg = cfg.Activated(rec.Activation)
+	}
 	return cfg.Name()
 }

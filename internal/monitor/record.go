@@ -68,6 +68,7 @@ type Record struct {
 // Capture is one of the run, from just before its window on.
 type Capture struct {
 	CheckpointID string `json:"checkpoint_id"`
+	RunID        string `json:"run_id"`
 	// Dir is the staging folder.
 	Dir string `json:"dir"`
 	// Answer is the CaptureResponse, in the JSON form of protobuf; empty until
@@ -123,6 +124,10 @@ func WriteRecord(files *durable.FS, dir string, rec Record) error {
 // Clone is a copy that shares nothing that is changed in place.
 func (r Record) Clone() Record {
 	r.Disk = slices.Clone(r.Disk)
+	if r.Capture != nil {
+		taken := *r.Capture
+		r.Capture = &taken
+	}
 	return r
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/captures"
 )
 
 // launchTimeout bounds the start or adoption of the hypervisor's process. It
@@ -45,6 +46,7 @@ func (m *supervisor) begin(ctx context.Context) (machine.Run, error) {
 func (m *supervisor) launch(ctx context.Context) (machine.Run, error) {
 	err := m.record(func(r *monitor.Record) {
 		r.Phase, r.Process, r.Switching, r.SaidClean, r.ReadyUnixNano = monitor.Booting, nil, false, false, 0
+		r.ClosedSockets, r.Head = 0, ""
 	})
 	if err != nil {
 		return nil, err
@@ -64,7 +66,7 @@ func (m *supervisor) launch(ctx context.Context) (machine.Run, error) {
 	m.run = run
 	m.mu.Unlock()
 	err = m.record(func(r *monitor.Record) { r.Process = &p })
-	if err == nil {
+	if err == nil && !m.standby() {
 		err = run.Resume(ctx)
 	}
 	if err != nil {
@@ -151,21 +153,35 @@ func (m *supervisor) autopsy() machine.Exit {
 }
 
 // settle makes an adopted machine what its record says: paused if a user
-// paused it, running in every other phase.
+// paused it or a capture keeps it so, still if it has never run, running in
+// every other phase.
 func (m *supervisor) settle(ctx context.Context, run machine.Run) error {
-	if m.rec.Phase == monitor.UserPaused {
-		if err := run.Pause(ctx); err != nil {
-			return err
-		}
-		return m.settleDisk(ctx, run)
+	drop, err := captures.Inherit(m.rec)
+	if err != nil {
+		m.Log.Warn("what a capture left that was interrupted is not removed", "error", err)
 	}
-	if err := run.Resume(ctx); err != nil {
+	switch {
+	case m.standby():
+		return nil
+	case m.rec.Phase == monitor.UserPaused || m.rec.Phase == monitor.Held:
+		err = run.Pause(ctx)
+		if err == nil {
+			err = m.settleDisk(ctx, run)
+		}
+	default:
+		err = run.Resume(ctx)
+	}
+	if err != nil || !drop && m.rec.Phase != monitor.Window {
 		return err
 	}
-	if m.rec.Phase != monitor.Window {
-		return nil
-	}
-	return m.record(func(r *monitor.Record) { r.Phase = r.Resumed() })
+	return m.record(func(r *monitor.Record) {
+		if drop {
+			r.Capture = nil
+		}
+		if r.Phase == monitor.Window {
+			r.Phase, r.Switching = r.Resumed(), false // the last layer is in use, or empty
+		}
+	})
 }
 
 // settleDisk completes a switch of the disk that our predecessor recorded. If
@@ -199,14 +215,4 @@ func (m *supervisor) reboot(ctx context.Context) (machine.Run, error) {
 	m.rec.RunID = durable.NewID()
 	m.mu.Unlock()
 	return m.launch(ctx)
-}
-
-// runConfig is the config of the run that the record is about.
-func (m *supervisor) runConfig() machine.RunConfig {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	cfg := m.cfg.Run
-	cfg.RunID = m.rec.RunID
-	cfg.Disk = m.rec.Clone().Disk
-	return cfg
 }

@@ -51,7 +51,7 @@ func has(dir, name string) bool {
 }
 
 func (double) Launch(_ context.Context, cfg machine.RunConfig) (machine.Run, error) {
-	event(cfg.Dir, "launch %s", chain(cfg.Disk))
+	event(cfg.Dir, "launch %s", chain(cfg.Disk)+incoming(cfg))
 	if has(cfg.Dir, "launch-fails") {
 		return nil, errdefs.New(errdefs.Unsupported, "launch run: no such hypervisor here; install one")
 	}
@@ -102,6 +102,14 @@ func exitOf(cfg machine.RunConfig) machine.Exit {
 		return machine.Exit{Reason: machine.Crashed, Message: "double crashed"}
 	}
 	return machine.Exit{Reason: machine.ExitReason(b)}
+}
+
+// incoming tells a run that continues from one that boots.
+func incoming(cfg machine.RunConfig) string {
+	if cfg.Incoming == nil {
+		return ""
+	}
+	return " from " + cfg.Incoming.Checkpoint
 }
 
 func chain(disk []machine.Layer) string {
@@ -264,6 +272,7 @@ type guest struct {
 	awake   *sync.Cond
 	running bool
 	disk    []string
+	behind  time.Duration // of the guest's clock
 
 	configured *agentv1.ConfigureRequest
 	off        bool // power off once the host has heard the answer
@@ -277,6 +286,9 @@ func guestMain() {
 	g.awake = sync.NewCond(&g.mu)
 	for _, l := range g.cfg.Disk {
 		g.disk = append(g.disk, l.ID)
+	}
+	if in := g.cfg.Incoming; in != nil && !in.Unconfigured {
+		g.configured, g.behind = &agentv1.ConfigureRequest{}, time.Hour
 	}
 	ctl, lnk := g.listen("ctl.sock"), g.listen("link.sock")
 	go g.control(ctl)
@@ -332,6 +344,8 @@ func (g *guest) obey(words []string) string {
 		}
 		g.running = words[0] == "resume"
 		g.awake.Broadcast()
+	case "behind":
+		g.behind += 300 * time.Millisecond
 	case "switch":
 		if has(g.cfg.Dir, "switch-fails") {
 			return "error the switch does not work"
@@ -438,7 +452,28 @@ func (g *guest) Ping(context.Context, *connect.Request[agentv1.PingRequest]) (*c
 	if g.off {
 		g.exit(machine.GuestShutdown)
 	}
-	return connect.NewResponse(&agentv1.PingResponse{BootId: g.cfg.RunID, Configured: g.configured != nil}), nil
+	return connect.NewResponse(&agentv1.PingResponse{
+		BootId: g.cfg.RunID, Configured: g.configured != nil, UnixNano: time.Now().Add(-g.behind).UnixNano(),
+	}), nil
+}
+
+func (g *guest) StepClock(_ context.Context, req *connect.Request[agentv1.StepClockRequest]) (*connect.Response[agentv1.StepClockResponse], error) {
+	if has(g.cfg.Dir, "clock-fails") {
+		return nil, connect.NewError(connect.CodeUnknown, errors.New("the clock is broken"))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.behind -= time.Duration(req.Msg.GetDeltaNano())
+	event(g.cfg.Dir, "step clock %s", time.Duration(req.Msg.GetDeltaNano()).Round(100*time.Millisecond))
+	return connect.NewResponse(&agentv1.StepClockResponse{}), nil
+}
+
+func (g *guest) Continue(_ context.Context, req *connect.Request[agentv1.ContinueRequest]) (*connect.Response[agentv1.ContinueResponse], error) {
+	if has(g.cfg.Dir, "continue-fails") {
+		return nil, connect.NewError(connect.CodeUnknown, errors.New("no entropy device"))
+	}
+	event(g.cfg.Dir, "continue %s entropy=%d", req.Msg.GetHostname(), len(req.Msg.GetEntropy()))
+	return connect.NewResponse(&agentv1.ContinueResponse{ClosedSockets: 3}), nil
 }
 
 func (g *guest) Configure(_ context.Context, req *connect.Request[agentv1.ConfigureRequest]) (*connect.Response[agentv1.ConfigureResponse], error) {

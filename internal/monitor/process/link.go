@@ -37,20 +37,16 @@ const (
 const relinkPatience = 5 * time.Second
 
 // keepLink keeps a conversation with the guest agent of the run until ctx
-// ends: while a user has paused the guest a standing one is left alone, and
+// ends: while the guest stands still by order a standing one is left alone, and
 // none is begun.
 func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
+	guest := m.greeting()
 	retry, patience := retryFirst, greetFirst
 	for ctx.Err() == nil && m.awaitResumed(ctx) == nil {
 		began := time.Now()
-		conv, err := m.guest.Converse(ctx, run, patience)
+		conv, err := guest.Converse(ctx, run, patience)
 		if err == nil {
-			err = m.ready(conv)
-		}
-		if err == nil {
-			err = conv.Attend(ctx, m.paused)
-		}
-		if conv != nil {
+			err = m.attend(ctx, conv)
 			conv.Close()
 			patience = greetFirst
 		} else {
@@ -60,7 +56,7 @@ func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
 			break
 		}
 		m.Log.Info("no link to the guest agent", "why", err)
-		m.update(func() { m.link, m.trouble = nil, err.Error() })
+		m.update(func() { m.linked, m.link, m.trouble = nil, nil, err.Error() })
 		if time.Since(began) > retryMost {
 			retry = retryFirst
 		}
@@ -70,28 +66,68 @@ func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
 		}
 		retry = min(2*retry, retryMost)
 	}
-	m.update(func() { m.link = nil })
+	m.update(func() { m.linked, m.link = nil, nil })
 }
 
-// ready makes the conversation the one that requests go through.
-func (m *supervisor) ready(conv *relay.Conversation) error {
-	m.mu.Lock()
-	first := m.rec.ReadyUnixNano == 0
-	conv.RunID = m.rec.RunID
-	m.mu.Unlock()
-	if first {
-		err := m.record(func(r *monitor.Record) {
-			r.ReadyUnixNano = time.Now().UnixNano()
+// attend makes the conversation the one that requests go through, once the
+// guest has been told who it is, and watches it until it ends.
+func (m *supervisor) attend(ctx context.Context, conv *relay.Conversation) error {
+	m.update(func() { conv.RunID, m.linked = m.rec.RunID, conv })
+	err := m.awaitActivation(ctx, conv)
+	if err == nil {
+		err = m.introduce(ctx, conv)
+	}
+	if err == nil {
+		err = conv.Attend(ctx, m.still)
+	}
+	return err
+}
+
+// awaitActivation attends to the conversation while the run waits.
+func (m *supervisor) awaitActivation(ctx context.Context, conv *relay.Conversation) error {
+	if !m.waiting() {
+		return nil
+	}
+	attended, cancel := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		defer cancel()
+		_ = m.watch(attended, func(st *monitorv1.StatusResponse) (bool, error) { return !st.GetWaiting(), nil })
+	}()
+	err := conv.Attend(attended, m.still)
+	cancel()
+	<-watched
+	if !m.waiting() && ctx.Err() == nil {
+		return nil // should the conversation be broken, the next step finds out
+	}
+	return err
+}
+
+// introduce tells the guest who it is, unless it knows, and records the first
+// time that it has acknowledged that.
+func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) error {
+	cfg, run, rec := m.config(), m.runConfig(), m.present()
+	first, sockets := rec.ReadyUnixNano == 0, uint32(0)
+	var err error
+	switch {
+	case run.Incoming == nil || run.Incoming.Unconfigured:
+		err = conv.Configure(ctx, cfg.Guest.Told())
+	case first && !cfg.AsIs:
+		sockets, err = conv.Continue(ctx, cfg.Guest.Hostname, cfg.Guest.MachineID)
+	}
+	if err == nil && first {
+		err = m.record(func(r *monitor.Record) {
+			r.ReadyUnixNano, r.ClosedSockets = time.Now().UnixNano(), sockets
 			if r.Phase == monitor.Booting {
 				r.Phase = monitor.Running
 			}
 		})
-		if err != nil {
-			return err
-		}
 	}
-	m.update(func() { m.link, m.trouble = conv, "" })
-	return nil
+	if err == nil {
+		m.update(func() { m.link, m.trouble = conv, "" })
+	}
+	return err
 }
 
 // conversation is the one to send a request through. A guest that has been
@@ -104,7 +140,7 @@ func (m *supervisor) conversation(ctx context.Context) (*relay.Conversation, err
 		m.mu.Lock()
 		conv, rec, trouble, changed := m.link, m.rec, m.trouble, m.changed
 		m.mu.Unlock()
-		if conv != nil && rec.Phase != monitor.UserPaused {
+		if conv != nil && rec.Phase != monitor.UserPaused && rec.Phase != monitor.Held {
 			return conv, nil
 		}
 		if err := m.unreachable(rec, trouble); err != nil {
@@ -151,6 +187,10 @@ func (m *supervisor) unreachable(rec monitor.Record, trouble string) error {
 		return errdefs.New(errdefs.WrongState, "machine %s: its run has ended; start it first", m.name())
 	case rec.Phase == monitor.UserPaused:
 		return errdefs.New(errdefs.WrongState, "machine %s is paused; resume it first", m.name())
+	case rec.Phase == monitor.Held:
+		return errdefs.New(errdefs.WrongState, "machine %s stands still until its checkpoint is decided; try again", m.name())
+	case m.cfg.Wait && rec.Activation == nil:
+		return errdefs.New(errdefs.WrongState, "machine %s waits to be told who it is", m.name())
 	case rec.ReadyUnixNano == 0 && trouble != "":
 		return errdefs.New(errdefs.WrongState, "machine %s: its guest is not ready: %s", m.name(), trouble)
 	case rec.ReadyUnixNano == 0:

@@ -19,11 +19,11 @@ import (
 	"syscall"
 	"time"
 
-	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/captures"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
 
@@ -81,8 +81,8 @@ func tune() {
 // end, begins the next one after a reboot, and finishes.
 type supervisor struct {
 	Config
-	cfg   monitor.Config
-	guest relay.Guest
+	cfg      monitor.Config
+	captures *captures.Captures
 
 	// turn is held by whoever changes the run: one change at a time.
 	turn chan struct{}
@@ -92,8 +92,9 @@ type supervisor struct {
 	rec monitor.Record
 	// run is nil while there is none: before begin, and during a reboot.
 	run machine.Run
-	// link is the conversation with the guest agent, nil while there is none.
-	link *relay.Conversation
+	// linked is the conversation with the guest agent, nil while there is none;
+	// link is the same once the guest has been told who it is.
+	linked, link *relay.Conversation
 	// trouble is why there is none, for people.
 	trouble string
 	// killed says that the run's end was ordered: a reboot does not follow.
@@ -120,11 +121,8 @@ func open(cfg Config) (*supervisor, error) {
 		return nil, errdefs.New(errdefs.Invalid, "run %s: its config names folder %q, not %q", file.Run.RunID, file.Run.Dir, cfg.Dir)
 	}
 	m := &supervisor{Config: cfg, cfg: file, turn: make(chan struct{}, 1), changed: make(chan struct{})}
-	m.guest.Told = &agentv1.ConfigureRequest{
-		Hostname: file.Guest.Hostname, MachineId: file.Guest.MachineID,
-		OnBoot: file.Guest.OnBoot, Tmpfs: file.Guest.Tmpfs,
-	}
-	if m.guest.Magic, err = parseMagic(file.Run.Cmdline); err != nil {
+	m.captures = captures.New(captures.Config{Supervisor: m, Platform: cfg.Hypervisor.Platform, Log: cfg.Log})
+	if _, err = parseMagic(file.Run.Cmdline); err != nil {
 		return nil, err
 	}
 	if err := m.Files.RemoveTemps(cfg.Dir); err != nil {
@@ -144,6 +142,7 @@ func open(cfg Config) (*supervisor, error) {
 
 // live is the whole life of the process after open.
 func (m *supervisor) live(ctx context.Context) error {
+	defer m.captures.Close()
 	run, err := m.begin(ctx)
 	if err != nil {
 		return m.failed(ctx, err)
@@ -224,6 +223,7 @@ func (m *supervisor) hearOut() {
 
 // leave lets go of a run that goes on, when no change of it is under way.
 func (m *supervisor) leave(run machine.Run) error {
+	m.captures.Close()
 	m.turn <- struct{}{} // bounded: each change has its own deadline
 	defer func() { <-m.turn }()
 	m.Log.Info("leaving the run to a successor", "run", m.status().GetRunId())
@@ -286,10 +286,16 @@ func (m *supervisor) record(change func(*monitor.Record)) error {
 	if m.left {
 		return errdefs.New(errdefs.WrongState, "record of run %s: this monitor is leaving", m.rec.RunID)
 	}
+	return m.write(change, false)
+}
+
+// write makes a change of the record. Visible is it only if it is durable, or
+// at all events. The caller holds mu.
+func (m *supervisor) write(change func(*monitor.Record), atAllEvents bool) error {
 	rec := m.rec.Clone()
 	change(&rec)
 	err := monitor.WriteRecord(m.Files, m.Dir, rec)
-	if err != nil && rec.Phase != monitor.Exited {
+	if err != nil && rec.Phase != monitor.Exited && !atAllEvents {
 		return err
 	}
 	m.rec = rec
@@ -325,18 +331,14 @@ func undoing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 }
 
-// name is what people call the machine.
-func (m *supervisor) name() string { return m.cfg.Name() }
-
 // change runs f, which verb names, on the run, alone, once it is its turn. f is
 // not ended by the caller's going away, which would leave the change half made.
 func (m *supervisor) change(ctx context.Context, verb string, f func(ctx context.Context, run machine.Run) error) error {
-	select {
-	case m.turn <- struct{}{}:
-	case <-ctx.Done():
-		return errdefs.As(errdefs.KindOf(ctx.Err()), fmt.Errorf("%s machine %s: another change of it is still under way: %w", verb, m.name(), ctx.Err()))
+	release, err := m.Turn(ctx)
+	if err != nil {
+		return fmt.Errorf("%s machine %s: %w", verb, m.name(), err)
 	}
-	defer func() { <-m.turn }()
+	defer release()
 	m.mu.Lock()
 	run, rec := m.run, m.rec
 	m.mu.Unlock()
@@ -345,7 +347,7 @@ func (m *supervisor) change(ctx context.Context, verb string, f func(ctx context
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
-	err := f(ctx, run)
+	err = f(ctx, run)
 	if err != nil && errdefs.Is(err, errdefs.Deadline) {
 		return errdefs.New(errdefs.Deadline, "%s machine %s: its hypervisor did not answer within %s: %w", verb, m.name(), changeTimeout, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/api/monitor/v1/monitorv1connect"
@@ -41,9 +42,14 @@ func (m *supervisor) status() *monitorv1.StatusResponse {
 		QemuVersion:   m.HypervisorVersion,
 		Trouble:       m.trouble,
 		Disk:          monitor.LayerIDs(m.rec.Disk),
+		Waiting:       m.cfg.Wait && m.rec.Activation == nil,
+		Linked:        m.linked != nil,
+		Tracking:      m.captures.Tracking(),
+		ClosedSockets: m.rec.ClosedSockets,
 	}
 	if m.rec.Process != nil {
 		st.QemuPid = int64(m.rec.Process.PID)
+		st.CpuNano = cpuTime(m.rec.Process.PID)
 	}
 	return st
 }
@@ -69,28 +75,35 @@ func (m *supervisor) watch(ctx context.Context, f func(*monitorv1.StatusResponse
 	}
 }
 
-func (m *supervisor) paused() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.rec.Phase == monitor.UserPaused
+// cpuTime is the CPU time that the process has used, in nanoseconds; 0 when it
+// is gone. Its clock's id is that of clock_getcpuclockid(3).
+func cpuTime(pid int) int64 {
+	const scheduled = 2 // CPUCLOCK_SCHED
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduled), &ts); err != nil {
+		return 0
+	}
+	return ts.Nano()
 }
 
-// awaitResumed waits until no user has paused the machine and its CPUs run: the
-// phase is recorded before they do, by the change that has the turn.
+// still reports whether the guest's CPUs stand still by order.
+func (m *supervisor) still() bool {
+	rec := m.present()
+	return rec.Phase == monitor.UserPaused || rec.Phase == monitor.Held || m.standby()
+}
+
+// awaitResumed waits until the guest's CPUs run: the order to stand still is
+// taken back before they do, by the change that has the turn.
 func (m *supervisor) awaitResumed(ctx context.Context) error {
-	err := m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
-		return st.GetPhase() != monitorv1.Phase_PHASE_USER_PAUSED, nil
-	})
+	err := m.watch(ctx, func(*monitorv1.StatusResponse) (bool, error) { return !m.still(), nil })
 	if err != nil {
 		return err
 	}
-	select {
-	case m.turn <- struct{}{}:
-		<-m.turn
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	release, err := m.Turn(ctx)
+	if err == nil {
+		release()
 	}
+	return err
 }
 
 // Status answers at once.
@@ -106,8 +119,11 @@ func (s service) Watch(ctx context.Context, _ *connect.Request[monitorv1.StatusR
 // Pause is recorded first: a successor completes it. Pausing twice is allowed.
 func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRequest]) (*connect.Response[monitorv1.PauseResponse], error) {
 	err := s.m.change(ctx, "pause", func(ctx context.Context, run machine.Run) error {
-		if s.m.paused() {
+		if s.m.present().Phase == monitor.UserPaused {
 			return run.Pause(ctx)
+		}
+		if s.m.standby() {
+			return s.m.waits("pause")
 		}
 		if err := s.m.record(func(r *monitor.Record) { r.Phase = monitor.UserPaused }); err != nil {
 			return err
@@ -130,31 +146,39 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 	return connect.NewResponse(&monitorv1.PauseResponse{}), wire.Encode(err)
 }
 
-// Resume lets a machine go that a user has paused; one that runs is left alone.
+// Resume lets a machine go that stands still; one that runs is left alone.
 func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.ResumeRequest]) (*connect.Response[monitorv1.ResumeResponse], error) {
-	err := s.m.change(ctx, "resume", func(ctx context.Context, run machine.Run) error {
-		was := s.m.paused()
-		if was {
-			if err := s.m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); err != nil {
-				return err
-			}
-		}
-		err := run.Resume(ctx)
-		if err == nil || !was || hasEnded(run) {
+	err := s.m.change(ctx, "resume", s.m.resume)
+	if err == nil {
+		s.m.catchUp(ctx)
+	}
+	return connect.NewResponse(&monitorv1.ResumeResponse{}), wire.Encode(err)
+}
+
+func (m *supervisor) resume(ctx context.Context, run machine.Run) error {
+	if m.standby() {
+		return m.waits("resume")
+	}
+	was, still := m.present().Phase, m.still()
+	if still {
+		if err := m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); err != nil {
 			return err
 		}
-		// Perhaps it runs, and only the answer was lost.
-		ctx, cancel := undoing(ctx)
-		defer cancel()
-		if undo := run.Pause(ctx); undo != nil && !hasEnded(run) {
-			return errdefs.New(errdefs.OutcomeUnknown, "resume machine %s: %w, and pausing it again: %w; it may be running or paused: resume it", s.m.name(), err, undo)
-		}
-		if back := s.m.record(func(r *monitor.Record) { r.Phase = monitor.UserPaused }); back != nil {
-			return back
-		}
+	}
+	err := run.Resume(ctx)
+	if err == nil || !still || hasEnded(run) {
 		return err
-	})
-	return connect.NewResponse(&monitorv1.ResumeResponse{}), wire.Encode(err)
+	}
+	// Perhaps it runs, and only the answer was lost.
+	ctx, cancel := undoing(ctx)
+	defer cancel()
+	if undo := run.Pause(ctx); undo != nil && !hasEnded(run) {
+		return errdefs.New(errdefs.OutcomeUnknown, "resume machine %s: %w, and pausing it again: %w; it may be running or paused: resume it", m.name(), err, undo)
+	}
+	if back := m.record(func(r *monitor.Record) { r.Phase = was }); back != nil {
+		return back
+	}
+	return err
 }
 
 // SwitchDisk records the new chain first: booting from it is right whether or

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
@@ -31,16 +29,11 @@ import (
 const (
 	quietBeforeProbe = 20 * time.Second
 	quietBeforeGone  = 60 * time.Second
-	// configureTimeout bounds Ping and Configure after the handshake.
-	configureTimeout = 60 * time.Second
 )
 
 // Guest is how to begin a conversation with a machine's guest agent.
 type Guest struct {
 	Magic link.Magic
-	// Told is what a guest is told that was booted since it was last told;
-	// the clock and entropy are added.
-	Told *agentv1.ConfigureRequest
 }
 
 // Dialer gives connections to the agent link, one at a time (machine.Run).
@@ -49,8 +42,9 @@ type Dialer interface {
 }
 
 // Conversation is one HTTP/2 connection to the guest agent over the link. Its
-// life: Converse makes it; requests go through it, Attend watches it; it breaks
-// when it can carry no more; Close ends it.
+// life: Converse makes it; Configure or Continue tells the guest who it is;
+// requests go through it, Attend watches it; it breaks when it can carry no
+// more; Close ends it.
 type Conversation struct {
 	// RunID is the run whose guest it is with, for whoever made it.
 	RunID string
@@ -99,9 +93,8 @@ func (c *Conversation) Attend(ctx context.Context, paused func() bool) error {
 	}
 }
 
-// Converse connects to the guest agent, greets it and tells it who it is. A
-// guest that still boots is waited for as long as patience, which bounds the
-// greeting.
+// Converse connects to the guest agent and greets it. A guest that still boots
+// is waited for as long as patience, which bounds the greeting.
 func (g *Guest) Converse(ctx context.Context, run Dialer, patience time.Duration) (*Conversation, error) {
 	greet, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -118,32 +111,7 @@ func (g *Guest) Converse(ctx context.Context, run Dialer, patience time.Duration
 		_ = conn.Close() // the error says more
 		return nil, err
 	}
-	if err := g.configure(ctx, conv.agent); err != nil {
-		conv.Close()
-		return nil, err
-	}
 	return conv, nil
-}
-
-// configure tells a guest that was booted since it was last told.
-func (g *Guest) configure(ctx context.Context, agent agentv1connect.AgentServiceClient) error {
-	ctx, cancel := context.WithTimeout(ctx, configureTimeout)
-	defer cancel()
-	pong, err := agent.Ping(ctx, connect.NewRequest(&agentv1.PingRequest{}))
-	if err != nil {
-		return fmt.Errorf("ping guest agent: %w", err)
-	}
-	if pong.Msg.GetConfigured() {
-		return nil
-	}
-	told := proto.CloneOf(g.Told)
-	told.UnixNano, told.Entropy = time.Now().UnixNano(), make([]byte, 64)
-	rand.Read(told.Entropy) // never fails: crypto/rand ends the process instead
-	_, err = agent.Configure(ctx, connect.NewRequest(told))
-	if err != nil {
-		return fmt.Errorf("configure guest: %w", err)
-	}
-	return nil
 }
 
 // newConversation begins HTTP/2 on a greeted connection, which it owns from

@@ -109,8 +109,11 @@ func attend(t *testing.T, g *guest, limit time.Duration, paused func() bool) (ti
 
 func converse(t *testing.T, g *guest) *relay.Conversation {
 	t.Helper()
-	how := relay.Guest{Magic: g.magic, Told: &agentv1.ConfigureRequest{Hostname: "m"}}
+	how := relay.Guest{Magic: g.magic}
 	conv, err := how.Converse(context.Background(), g, time.Minute)
+	if err == nil {
+		err = conv.Configure(context.Background(), &agentv1.ConfigureRequest{Hostname: "m"})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

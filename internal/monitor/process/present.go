@@ -1,0 +1,121 @@
+//go:build linux
+
+package process
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
+)
+
+// present is the record as it is now.
+func (m *supervisor) present() monitor.Record {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rec.Clone()
+}
+
+// config is what the run was given, and told since.
+func (m *supervisor) config() monitor.Config { return m.cfg.Activated(m.present().Activation) }
+
+// name is what people call the machine.
+func (m *supervisor) name() string { return m.config().Name() }
+
+// runConfig is the config of the run that the record is about.
+func (m *supervisor) runConfig() machine.RunConfig {
+	rec := m.present()
+	cfg := m.cfg.Activated(rec.Activation).Run
+	if rec.RunID == m.cfg.Run.RunID {
+		cfg.Cmdline = m.cfg.Run.Cmdline // what its guest was booted with
+	} else {
+		cfg.RunID, cfg.Incoming = rec.RunID, nil
+	}
+	cfg.Disk = rec.Disk
+	return cfg
+}
+
+// waiting reports whether the run waits for Activate.
+func (m *supervisor) waiting() bool { return m.cfg.Wait && m.present().Activation == nil }
+
+// standby reports whether it does so without ever having run.
+func (m *supervisor) standby() bool { return m.waiting() && m.runConfig().Incoming != nil }
+
+// waits refuses what a standby does not do.
+func (m *supervisor) waits(verb string) error {
+	return errdefs.New(errdefs.WrongState, "%s machine %s: it waits to be told who it is; activate it first", verb, m.name())
+}
+
+// greeting is how to begin a conversation with the guest of the run.
+func (m *supervisor) greeting() relay.Guest {
+	magic, err := parseMagic(m.runConfig().Cmdline)
+	if err != nil {
+		m.Log.Error("the guest cannot be greeted", "error", err) // checked when it was given
+	}
+	return relay.Guest{Magic: magic}
+}
+
+// Present is that of captures.Supervisor.
+func (m *supervisor) Present() (machine.Run, machine.RunConfig, monitor.Record) {
+	m.mu.Lock()
+	run := m.run
+	m.mu.Unlock()
+	return run, m.runConfig(), m.present()
+}
+
+// Turn is that of captures.Supervisor.
+func (m *supervisor) Turn(ctx context.Context) (release func(), err error) {
+	select {
+	case m.turn <- struct{}{}:
+		return func() { <-m.turn }, nil
+	case <-ctx.Done():
+		return nil, errdefs.As(errdefs.KindOf(ctx.Err()), fmt.Errorf("another change of it is still under way: %w", ctx.Err()))
+	}
+}
+
+// Record is that of captures.Supervisor.
+func (m *supervisor) Record(change func(*monitor.Record)) error { return m.record(change) }
+
+// Amend is that of captures.Supervisor.
+func (m *supervisor) Amend(change func(*monitor.Record)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.left {
+		return
+	}
+	if err := m.write(change, true); err != nil {
+		m.Log.Error("the record of the run is behind", "error", err)
+	}
+}
+
+// SetClock is that of captures.Supervisor. A guest that was never ready gets
+// the time when it is told who it is.
+func (m *supervisor) SetClock(ctx context.Context) error {
+	m.mu.Lock()
+	conv, ready := m.link, m.rec.ReadyUnixNano != 0
+	m.mu.Unlock()
+	switch {
+	case !ready:
+		return nil
+	case conv == nil:
+		return errdefs.New(errdefs.WrongState, "set the guest's clock: the guest agent does not answer")
+	}
+	return conv.SetClock(ctx)
+}
+
+// catchUpTimeout bounds the correction of the clock after a user's pause.
+const catchUpTimeout = 2 * time.Second
+
+// catchUp corrects the guest's clock, which stood still. What it misses is
+// corrected after the next capture or pause.
+func (m *supervisor) catchUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catchUpTimeout)
+	defer cancel()
+	if err := m.SetClock(ctx); err != nil {
+		m.Log.Warn("the guest's clock is behind after a pause", "error", err)
+	}
+}

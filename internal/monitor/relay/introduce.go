@@ -1,0 +1,104 @@
+package relay
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// introduceTimeout bounds the calls that tell a guest who it is, after the
+// handshake. A guest that was just continued under TCG has to translate all
+// its code again.
+const introduceTimeout = 60 * time.Second
+
+// entropySize is how much fresh entropy a guest gets, in bytes: twice what its
+// kernel's generator holds.
+const entropySize = 64
+
+// Configure tells a guest that was booted since it was last told who it is;
+// the clock and entropy are added to what is told.
+func (c *Conversation) Configure(ctx context.Context, told *agentv1.ConfigureRequest) error {
+	ctx, cancel := context.WithTimeout(ctx, introduceTimeout)
+	defer cancel()
+	pong, err := c.agent.Ping(ctx, connect.NewRequest(&agentv1.PingRequest{}))
+	if err != nil {
+		return fmt.Errorf("ping guest agent: %w", err)
+	}
+	if pong.Msg.GetConfigured() {
+		return nil
+	}
+	told = proto.CloneOf(told)
+	told.UnixNano, told.Entropy = time.Now().UnixNano(), entropy()
+	if _, err = c.agent.Configure(ctx, connect.NewRequest(told)); err != nil {
+		return fmt.Errorf("configure guest: %w", err)
+	}
+	return nil
+}
+
+// Continue tells a guest that goes on from a checkpoint who it is now, and sets
+// its clock. It returns once the guest has acknowledged both, and how many
+// sockets to the outside the guest gave up.
+func (c *Conversation) Continue(ctx context.Context, hostname, machineID string) (closedSockets uint32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, introduceTimeout)
+	defer cancel()
+	resp, err := c.agent.Continue(ctx, connect.NewRequest(&agentv1.ContinueRequest{
+		Hostname: hostname, MachineId: machineID, UnixNano: time.Now().UnixNano(), Entropy: entropy(),
+	}))
+	if err != nil {
+		return 0, fmt.Errorf("continue guest: %w", err)
+	}
+	return resp.Msg.GetClosedSockets(), c.SetClock(ctx)
+}
+
+func entropy() []byte {
+	b := make([]byte, entropySize)
+	rand.Read(b) // never fails: crypto/rand ends the process instead
+	return b
+}
+
+// The bounds of SetClock. Half of a ping's round trip is how far the clock that
+// it tells may be off: 1.2 ms usually, and 100 ms at the first ping of a guest
+// that was continued under TCG.
+const (
+	// clockGoal is what is tried for.
+	clockGoal = 20 * time.Millisecond
+	// clockMost is what is taken when clockTries were not enough: the promise
+	// is that the clock is right within 100 ms.
+	clockMost  = 80 * time.Millisecond
+	clockTries = 10
+	// clockFine is not worth a step.
+	clockFine = 5 * time.Millisecond
+)
+
+// SetClock moves the guest's wall clock until it is the host's, as nearly as a
+// ping can tell.
+func (c *Conversation) SetClock(ctx context.Context) error {
+	for try := 1; ; try++ {
+		began := time.Now()
+		pong, err := c.agent.Ping(ctx, connect.NewRequest(&agentv1.PingRequest{}))
+		if err != nil {
+			return fmt.Errorf("ask the guest for its clock: %w", err)
+		}
+		doubt := time.Since(began) / 2
+		offset := time.Unix(0, pong.Msg.GetUnixNano()).Sub(began.Add(doubt))
+		right := offset.Abs() <= max(doubt, clockFine)
+		switch {
+		case right && (doubt <= clockGoal || try >= clockTries && doubt <= clockMost):
+			return nil
+		case try >= clockTries:
+			return errdefs.New(errdefs.Deadline, "set the guest's clock: after %d tries it is %s off, and a ping takes %s", try, offset.Round(time.Millisecond), (2 * doubt).Round(time.Millisecond))
+		case right:
+			continue // it may be off by what the slow ping hides
+		}
+		if _, err := c.agent.StepClock(ctx, connect.NewRequest(&agentv1.StepClockRequest{DeltaNano: int64(-offset)})); err != nil {
+			return fmt.Errorf("set the guest's clock: %w", err)
+		}
+	}
+}
