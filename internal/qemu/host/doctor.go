@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/holdpoint/holdpoint/internal/dirty"
 )
 
 // Check is one thing that doctor looks at.
@@ -24,7 +26,7 @@ type Check struct {
 // is an image's, to try KVM with; empty when there is none yet.
 func (h *Host) Checks(ctx context.Context, kernel string) []Check {
 	checks := []Check{h.checkQEMU(ctx), h.checkImg(), h.checkDeviceState(ctx), h.checkKVM(ctx, kernel)}
-	return append(checks, checkPtrace("/proc/sys/kernel/yama/ptrace_scope"))
+	return append(checks, checkPtrace("/proc/sys/kernel/yama/ptrace_scope"), checkTracking(dirty.Probe()))
 }
 
 func ok(name, detail string) Check { return Check{Name: name, State: "ok", Detail: detail} }
@@ -106,4 +108,24 @@ func checkPtrace(path string) Check {
 		fix = "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d and reboot (3 cannot be changed while the host runs)"
 	}
 	return degraded(name, "kernel.yama.ptrace_scope is "+scope+", which forbids full checkpoints; disk checkpoints work", fix)
+}
+
+// checkTracking says how full checkpoints find the pages that a guest wrote.
+func checkTracking(support []dirty.Support) Check {
+	const name = "memory-tracking"
+	const fix = "boot a Linux kernel 6.7 or newer with CONFIG_USERFAULTFD"
+	var missing []string
+	for _, s := range support {
+		if !s.Available {
+			missing = append(missing, s.Reason)
+		}
+	}
+	why := strings.Join(missing, "; ")
+	switch dirty.Best(support) {
+	case dirty.Userfaultfd:
+		return ok(name, "full checkpoints copy what changed while the guest runs (userfaultfd)")
+	case dirty.SoftDirty:
+		return degraded(name, "full checkpoints copy what changed while the guest is paused (soft-dirty): "+why, fix)
+	}
+	return degraded(name, "full checkpoints copy all that a guest has written since it began, while it is paused (untracked): "+why, fix)
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/holdpoint/holdpoint/internal/dirty"
 )
 
 func TestChecks(t *testing.T) {
@@ -23,7 +25,7 @@ func TestChecks(t *testing.T) {
 	good := newHost(t)
 	good.cfg.KVMDevice = "/dev/null"
 	for name, state := range states(good) {
-		if state != "ok" && name != "ptrace-scope" {
+		if state != "ok" && name != "ptrace-scope" && name != "memory-tracking" {
 			t.Errorf("%s is %s", name, state)
 		}
 	}
@@ -74,6 +76,30 @@ func TestPtraceScope(t *testing.T) {
 		must(t, os.WriteFile(path, []byte(scope), 0o600))
 		if c := checkPtrace(path); c.State != want {
 			t.Errorf("scope %q: %+v", scope, c)
+		}
+	}
+}
+
+func TestTrackingCheck(t *testing.T) {
+	lacks := func(s dirty.Strategy) dirty.Support { return dirty.Support{Strategy: s, Reason: "no " + string(s)} }
+	has := func(s dirty.Strategy) dirty.Support { return dirty.Support{Strategy: s, Available: true} }
+	for _, c := range []struct {
+		support []dirty.Support
+		state   string
+		says    []string
+	}{
+		{[]dirty.Support{has(dirty.Userfaultfd), lacks(dirty.SoftDirty), has(dirty.Untracked)}, "ok", []string{"userfaultfd"}},
+		{[]dirty.Support{lacks(dirty.Userfaultfd), has(dirty.SoftDirty), has(dirty.Untracked)}, "degraded", []string{"soft-dirty", "no userfaultfd"}},
+		{[]dirty.Support{lacks(dirty.Userfaultfd), lacks(dirty.SoftDirty), has(dirty.Untracked)}, "degraded", []string{"untracked", "no userfaultfd; no soft-dirty"}},
+	} {
+		got := checkTracking(c.support)
+		if got.State != c.state || (got.State == "ok") != (got.Fix == "") {
+			t.Errorf("%+v", got)
+		}
+		for _, text := range c.says {
+			if !strings.Contains(got.Detail, text) {
+				t.Errorf("%q does not say %q", got.Detail, text)
+			}
 		}
 	}
 }
