@@ -32,6 +32,7 @@ type rawConn interface {
 	Read(f func(fd uintptr) (done bool)) error
 }
 
+// ErrGone is the error of a process that has ended.
 var ErrGone = errors.New("the process has ended")
 
 // Open opens the process pid and says which it is. A zombie is gone.
