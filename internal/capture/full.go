@@ -91,14 +91,14 @@ type FullResult struct {
 // before, with its disk's old top or its new one.
 func (c *Capturer) Full(ctx context.Context, r FullRequest) (FullResult, error) {
 	t := &taking{Capturer: c, FullRequest: r, began: time.Now()}
-	if err := c.checkRoom(r); err != nil {
-		return FullResult{}, err
-	}
 	release, err := t.openParent(ctx)
 	if err != nil {
 		return FullResult{}, fmt.Errorf("checkpoint of %s: %w", r.Machine.Name, err)
 	}
 	defer release()
+	if err := t.checkRoom(); err != nil {
+		return FullResult{}, err
+	}
 	if err := t.prepare(ctx); err != nil {
 		return FullResult{}, err
 	}
@@ -140,33 +140,40 @@ type taking struct {
 
 // checkRoom refuses (NO_SPACE) when the staging folder and the layers could
 // become larger than what is free.
-func (c *Capturer) checkRoom(r FullRequest) error {
-	if err := c.CheckSpace(); err != nil {
+func (t *taking) checkRoom() error {
+	if err := t.CheckSpace(); err != nil {
 		return err
 	}
-	changed := r.Machine.Spec.MemoryBytes
-	if r.ChangedBytes > 0 {
-		changed = min(changed, r.ChangedBytes)
+	changed := t.Machine.Spec.MemoryBytes
+	if t.ChangedBytes > 0 {
+		changed = min(changed, t.ChangedBytes)
 	}
-	free, err := durable.FreeBytes(c.cfg.Home.Layers())
+	free, err := durable.FreeBytes(t.cfg.Home.Layers())
 	if err != nil {
 		return err
 	}
 	if need := minFree + 2*changed; free < need {
 		return errdefs.New(errdefs.NoSpace,
 			"checkpoint of %s: %d MiB of its memory may have to be written twice, and %s has %d MiB free; free some space or remove checkpoints",
-			r.Machine.Name, changed>>20, c.cfg.Home.Dir(), free>>20)
+			t.Machine.Name, changed>>20, t.cfg.Home.Dir(), free>>20)
 	}
 	return nil
 }
 
-// openParent opens the memory that the checkpoint will be a difference of.
+// openParent opens the memory that the checkpoint will be a difference of. One
+// that is damaged is of no use to any later checkpoint: this one then keeps all
+// of the memory, which the run still has.
 func (t *taking) openParent(ctx context.Context) (release func(), err error) {
-	release = func() {}
 	if t.chain, err = t.cfg.Catalog.MemoryChain(ctx, t.Machine.ID); err != nil || len(t.chain) == 0 {
-		return release, err
+		return func() {}, err
 	}
-	if t.previous, release, err = t.cfg.Memory.View(ctx, t.chain); err != nil {
+	t.previous, release, err = t.cfg.Memory.View(ctx, t.chain)
+	switch {
+	case errdefs.Is(err, errdefs.Storage):
+		t.Note("all of the memory of %s is kept, because what it is a difference of cannot be read: %v", t.Machine.Name, err)
+		t.chain, t.previous, t.ChangedBytes = nil, nil, 0
+		return func() {}, nil
+	case err != nil:
 		return func() {}, err
 	}
 	return release, nil

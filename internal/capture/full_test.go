@@ -243,7 +243,7 @@ func TestFullCheckpointThatFails(t *testing.T) {
 func TestRefusedFullCheckpointsHaveNoEffect(t *testing.T) {
 	w := capturetest.New(t)
 	w.Source.Write(1, 1)
-	one := full(t, w, "one")
+	full(t, w, "one")
 	w.Source.Done, w.Phases = nil, nil
 	chain := w.Chain()
 	r := w.FullRequest(durable.NewID(), "two")
@@ -251,6 +251,17 @@ func TestRefusedFullCheckpointsHaveNoEffect(t *testing.T) {
 	if _, err := w.Capturer.Full(t.Context(), r); !errdefs.Is(err, errdefs.NoSpace) {
 		t.Errorf("error %v (%s), want NO_SPACE", err, errdefs.KindOf(err))
 	}
+	if len(w.Source.Done) != 0 || len(w.Phases) != 0 || !slices.Equal(chain, w.Chain()) {
+		t.Errorf("done %v, phases %v, chain %v was %v", w.Source.Done, w.Phases, w.Chain(), chain)
+	}
+}
+
+// A damaged memory layer spoils the checkpoints that need it, not the next ones.
+func TestFullCheckpointAboveADamagedOne(t *testing.T) {
+	w := capturetest.New(t)
+	w.Source.Write(1, 1)
+	one := full(t, w, "one")
+	w.Source.Write(2, 2)
 	layers, err := w.Catalog.GetLayers(t.Context(), one.Checkpoint.Full.Memory...)
 	if err != nil {
 		t.Fatal(err)
@@ -259,12 +270,15 @@ func TestRefusedFullCheckpointsHaveNoEffect(t *testing.T) {
 	if err := errors.Join(os.Chmod(path, 0o600), os.Truncate(path, layers[0].StoredBytes-1)); err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.Capturer.Full(t.Context(), w.FullRequest(durable.NewID(), "two"))
-	if !errdefs.Is(err, errdefs.Storage) || !strings.Contains(err.Error(), layers[0].ID) {
-		t.Errorf("error %v (%s), want STORAGE naming %s", err, errdefs.KindOf(err), layers[0].ID)
+	two := full(t, w, "two")
+	k := sound(t, w, two.Checkpoint.ID, w.Source.Memory())
+	if len(k.Full.Memory) != 1 || len(w.Notes) != 1 || !strings.Contains(w.Notes[0], layers[0].ID) {
+		t.Errorf("memory %v, notes %q", k.Full.Memory, w.Notes)
 	}
-	if len(w.Source.Done) != 0 || len(w.Phases) != 0 || !slices.Equal(chain, w.Chain()) {
-		t.Errorf("done %v, phases %v, chain %v was %v", w.Source.Done, w.Phases, w.Chain(), chain)
+	w.Source.Write(3, 3)
+	three := full(t, w, "three")
+	if k := sound(t, w, three.Checkpoint.ID, w.Source.Memory()); len(k.Full.Memory) != 2 {
+		t.Errorf("memory %v", k.Full.Memory)
 	}
 }
 

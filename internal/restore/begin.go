@@ -148,8 +148,8 @@ func (r *Restorer) top(ctx context.Context, w want, s *start) (catalog.Layer, er
 	return top, nil
 }
 
-// giveUp ends a start of which no run was begun, or whose begin failed. The top
-// goes with the operation's lease.
+// giveUp ends a start that no run was begun from. The top goes with the
+// operation's lease.
 func (s *start) giveUp(ctx context.Context, w want) error {
 	s.release()
 	if !s.launch.Standby {

@@ -252,9 +252,8 @@ func (a *attempt) begin(ctx context.Context) (Begun, error) {
 			}
 			return begun, nil
 		}
-		standby := a.start.launch.Standby
-		err = errors.Join(err, a.start.giveUp(ctx, a.want))
-		if !standby || ctx.Err() != nil {
+		a.start.release()
+		if !a.start.launch.Standby || ctx.Err() != nil {
 			return Begun{}, fmt.Errorf("begin from checkpoint %s: %w", label(a.Target), err)
 		}
 		a.Note("a standby did not go on (%v); a run from the memory file takes its place", err)

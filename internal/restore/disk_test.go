@@ -53,6 +53,7 @@ func (d *destination) Platform(_ context.Context, m catalog.Machine) (machine.Pl
 func (d *destination) Begin(_ context.Context, m catalog.Machine, l restore.Launch) (restore.Begun, error) {
 	if d.fails || d.badStandby && l.Standby {
 		d.done = append(d.done, "begin failed")
+		delete(d.alive, l.RunID)
 		return restore.Begun{}, capturetest.ErrSource
 	}
 	d.chain, d.launch, d.machine = nil, l, m

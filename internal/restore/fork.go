@@ -121,7 +121,7 @@ func (r *Restorer) bear(ctx context.Context, w want, s *start) (Begun, error) {
 	begun, err := w.destination.Begin(ctx, m, s.launch)
 	if err != nil {
 		err = fmt.Errorf("begin machine %s from checkpoint %s: %w", m.Name, label(w.target), err)
-		return Begun{}, errors.Join(err, s.giveUp(ctx, w), r.unmake(ctx, w))
+		return Begun{}, errors.Join(err, r.unmake(ctx, w))
 	}
 	if err := w.destination.Replace(ctx, m, s.launch.RunID); err != nil {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
