@@ -19,6 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/bench/stage"
+	"github.com/holdpoint/holdpoint/bench/table"
 	"github.com/holdpoint/holdpoint/client"
 )
 
@@ -29,8 +31,8 @@ const (
 )
 
 // measureCheckpoint takes stopped checkpoints of a small and of a large disk.
-func measureCheckpoint(ctx context.Context, s *stage, t *table) error {
-	if err := s.smallImage(ctx); err != nil {
+func measureCheckpoint(ctx context.Context, s *stage.Stage, t *table.Table) error {
+	if err := smallImage(ctx, s); err != nil {
 		return err
 	}
 	for _, c := range []struct {
@@ -40,20 +42,20 @@ func measureCheckpoint(ctx context.Context, s *stage, t *table) error {
 		{"1 GiB disk", "small", "", 1 << 30},
 		{"32 GiB disk with 4 GiB of data", "debian", "yes holdpoint | head -c 4G > /root/data && sync", 32 << 30},
 	} {
-		m, _, err := s.machine(ctx, "disk", c.image, &holdpointv1.Spec{DiskBytes: c.disk})
+		m, _, err := s.Machine(ctx, "disk", c.image, &holdpointv1.Spec{DiskBytes: c.disk})
 		if err != nil {
 			return err
 		}
 		if c.fill != "" {
-			fmt.Fprintln(s.log, "writing 4 GiB in the guest …")
-			if _, err := s.exec(ctx, m.GetName(), "sh", "-c", c.fill); err != nil {
+			fmt.Fprintln(s.Log, "writing 4 GiB in the guest …")
+			if _, err := s.Exec(ctx, m.GetName(), "sh", "-c", c.fill); err != nil {
 				return err
 			}
 		}
-		if err := s.checkpointRow(ctx, t, c.what, m); err != nil {
+		if err := checkpointRow(ctx, s, t, c.what, m); err != nil {
 			return err
 		}
-		if err := s.remove(ctx, m.GetName()); err != nil {
+		if err := s.Remove(ctx, m.GetName()); err != nil {
 			return err
 		}
 	}
@@ -62,45 +64,45 @@ func measureCheckpoint(ctx context.Context, s *stage, t *table) error {
 
 // smallImage builds the image with a 1 GiB disk, from the packages that are
 // cached from the other one.
-func (s *stage) smallImage(ctx context.Context) error {
-	fmt.Fprintln(s.log, "building an image with a 1 GiB disk …")
-	_, _, err := s.operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
-		return s.client.Images.Build(ctx, connect.NewRequest(&holdpointv1.BuildImageRequest{
+func smallImage(ctx context.Context, s *stage.Stage) error {
+	fmt.Fprintln(s.Log, "building an image with a 1 GiB disk …")
+	_, _, err := s.Operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
+		return s.Client.Images.Build(ctx, connect.NewRequest(&holdpointv1.BuildImageRequest{
 			RequestId: client.NewRequestID(), Recipe: "debian", Name: "small", DiskBytes: 1 << 30,
 		}))
 	})
 	return err
 }
 
-func (s *stage) checkpointRow(ctx context.Context, t *table, what string, m *holdpointv1.Machine) error {
+func checkpointRow(ctx context.Context, s *stage.Stage, t *table.Table, what string, m *holdpointv1.Machine) error {
 	var copies, stops, boots []float64
 	for range checkpointRounds {
 		// Each has something to keep.
-		if _, err := s.exec(ctx, m.GetName(), "sh", "-c", "head -c 8M /dev/urandom > /root/change"); err != nil {
+		if _, err := s.Exec(ctx, m.GetName(), "sh", "-c", "head -c 8M /dev/urandom > /root/change"); err != nil {
 			return err
 		}
-		r, _, err := s.stoppedCheckpoint(ctx, m.GetName())
+		r, _, err := stoppedCheckpoint(ctx, s, m.GetName())
 		if err != nil {
 			return err
 		}
 		copies, stops, boots = append(copies, r.GetCopyMs()), append(stops, r.GetStopMs()), append(boots, r.GetBootMs())
 	}
-	syncs, err := s.countSyncs(ctx, m.GetName())
+	syncs, err := countSyncs(ctx, s, m.GetName())
 	if err != nil {
 		return err
 	}
-	part := median(copies)
-	t.add(row{
+	part := table.Median(copies)
+	t.Add(table.Row{
 		What: "`stopped` checkpoint, copy part, " + what, Measured: fmt.Sprintf("%.1f ms, %d syncs", part, syncs),
 		Target: fmt.Sprintf("≤ %d ms, ≤ %d syncs", copyTarget, syncTarget), Met: part <= copyTarget && syncs <= syncTarget,
-		Phases: fmt.Sprintf("stop %.0f ms, copy %.1f ms, boot %.0f ms", median(stops), part, median(boots)),
+		Phases: fmt.Sprintf("stop %.0f ms, copy %.1f ms, boot %.0f ms", table.Median(stops), part, table.Median(boots)),
 	})
 	return nil
 }
 
-func (s *stage) stoppedCheckpoint(ctx context.Context, name string) (*holdpointv1.CheckpointResult, []step, error) {
-	op, steps, err := s.operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
-		return s.client.Checkpoints.Create(ctx, connect.NewRequest(&holdpointv1.CreateCheckpointRequest{
+func stoppedCheckpoint(ctx context.Context, s *stage.Stage, name string) (*holdpointv1.CheckpointResult, []stage.Step, error) {
+	op, steps, err := s.Operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
+		return s.Client.Checkpoints.Create(ctx, connect.NewRequest(&holdpointv1.CreateCheckpointRequest{
 			RequestId: client.NewRequestID(), Machine: name, Kind: "disk", Mode: "stopped",
 		}))
 	})
@@ -110,12 +112,12 @@ func (s *stage) stoppedCheckpoint(ctx context.Context, name string) (*holdpointv
 // countSyncs takes one more checkpoint with the daemon's system calls traced,
 // and counts its syncs from the exit of QEMU to the phase after the copy. The
 // commit that records that phase is among them.
-func (s *stage) countSyncs(ctx context.Context, name string) (int, error) {
-	status, err := s.client.Daemon.Status(ctx, connect.NewRequest(&holdpointv1.DaemonStatusRequest{}))
+func countSyncs(ctx context.Context, s *stage.Stage, name string) (int, error) {
+	status, err := s.Client.Daemon.Status(ctx, connect.NewRequest(&holdpointv1.DaemonStatusRequest{}))
 	if err != nil {
 		return 0, err
 	}
-	m, err := s.client.Machines.Get(ctx, connect.NewRequest(&holdpointv1.GetMachineRequest{Machine: name}))
+	m, err := s.Client.Machines.Get(ctx, connect.NewRequest(&holdpointv1.GetMachineRequest{Machine: name}))
 	if err != nil {
 		return 0, err
 	}
@@ -123,7 +125,7 @@ func (s *stage) countSyncs(ctx context.Context, name string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	trace := filepath.Join(s.home.Dir(), "bench.strace")
+	trace := filepath.Join(s.Home.Dir(), "bench.strace")
 	strace := exec.CommandContext(ctx, "strace", "-f", "-ttt", "-e", "trace=fsync,fdatasync,sync_file_range,syncfs,sync",
 		"-o", trace, "-p", strconv.FormatInt(status.Msg.GetPid(), 10))
 	told, err := strace.StderrPipe()
@@ -136,7 +138,7 @@ func (s *stage) countSyncs(ctx context.Context, name string) (int, error) {
 	if line, err := bufio.NewReader(told).ReadString('\n'); err != nil || !strings.Contains(line, "attached") {
 		return 0, errors.Join(fmt.Errorf("trace the daemon: %q: %w", line, err), strace.Wait())
 	}
-	_, steps, err := s.stoppedCheckpoint(ctx, name)
+	_, steps, err := stoppedCheckpoint(ctx, s, name)
 	threads, err2 := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", status.Msg.GetPid()))
 	err = errors.Join(err, err2, strace.Process.Signal(syscall.SIGINT))
 	_ = strace.Wait() // it reports our own signal
@@ -145,8 +147,8 @@ func (s *stage) countSyncs(ctx context.Context, name string) (int, error) {
 	}
 	begin := <-exited
 	for i, st := range steps[:len(steps)-1] {
-		if st.at.Before(begin) && steps[i+1].at.After(begin) {
-			return syncsBetween(trace, threads, begin, steps[i+1].at)
+		if st.At.Before(begin) && steps[i+1].At.After(begin) {
+			return syncsBetween(trace, threads, begin, steps[i+1].At)
 		}
 	}
 	return 0, errors.New("count syncs: QEMU did not exit during the checkpoint")

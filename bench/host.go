@@ -16,6 +16,8 @@ import (
 	"connectrpc.com/connect"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/bench/stage"
+	"github.com/holdpoint/holdpoint/bench/table"
 	"github.com/holdpoint/holdpoint/client"
 )
 
@@ -29,49 +31,49 @@ const (
 	clockTicks = 100
 )
 
-func measureBoot(ctx context.Context, s *stage, t *table) error {
-	m, err := s.shared(ctx)
+func measureBoot(ctx context.Context, s *stage.Stage, t *table.Table) error {
+	m, err := s.Shared(ctx)
 	if err != nil {
 		return err
 	}
-	t.add(row{What: "`run`: a new machine until its guest answers", Measured: ms(total(s.webSteps)), Phases: listPhases(phases(s.webSteps))})
+	t.Add(table.Row{What: "`run`: a new machine until its guest answers", Measured: table.MS(total(s.WebSteps)), Phases: stage.ListPhases(stage.Phases(s.WebSteps))})
 	var starts, stops []time.Duration
-	var last []step
+	var last []stage.Step
 	for range bootRounds {
-		_, steps, err := s.operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
-			return s.client.Machines.Stop(ctx, connect.NewRequest(&holdpointv1.StopMachineRequest{RequestId: client.NewRequestID(), Machine: m.GetName()}))
+		_, steps, err := s.Operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
+			return s.Client.Machines.Stop(ctx, connect.NewRequest(&holdpointv1.StopMachineRequest{RequestId: client.NewRequestID(), Machine: m.GetName()}))
 		})
 		if err != nil {
 			return err
 		}
 		stops = append(stops, total(steps))
-		op, steps, err := s.operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
-			return s.client.Machines.Start(ctx, connect.NewRequest(&holdpointv1.StartMachineRequest{RequestId: client.NewRequestID(), Machine: m.GetName()}))
+		op, steps, err := s.Operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
+			return s.Client.Machines.Start(ctx, connect.NewRequest(&holdpointv1.StartMachineRequest{RequestId: client.NewRequestID(), Machine: m.GetName()}))
 		})
 		if err != nil {
 			return err
 		}
 		if now := op.GetResult().GetMachine(); now != nil {
-			s.web = now
+			s.Web = now
 		}
 		starts, last = append(starts, total(steps)), steps
 	}
-	t.add(row{What: "`stop`, graceful", Measured: ms(median(stops))})
-	t.add(row{What: "`start` until the guest answers", Measured: ms(median(starts)), Phases: "last: " + listPhases(phases(last))})
+	t.Add(table.Row{What: "`stop`, graceful", Measured: table.MS(table.Median(stops))})
+	t.Add(table.Row{What: "`start` until the guest answers", Measured: table.MS(table.Median(starts)), Phases: "last: " + stage.ListPhases(stage.Phases(last))})
 	return nil
 }
 
-func total(steps []step) time.Duration { return steps[len(steps)-1].at.Sub(steps[0].at) }
+func total(steps []stage.Step) time.Duration { return steps[len(steps)-1].At.Sub(steps[0].At) }
 
-func measureIdle(ctx context.Context, s *stage, t *table) error {
-	if _, err := s.shared(ctx); err != nil {
+func measureIdle(ctx context.Context, s *stage.Stage, t *table.Table) error {
+	if _, err := s.Shared(ctx); err != nil {
 		return err
 	}
-	status, err := s.client.Daemon.Status(ctx, connect.NewRequest(&holdpointv1.DaemonStatusRequest{}))
+	status, err := s.Client.Daemon.Status(ctx, connect.NewRequest(&holdpointv1.DaemonStatusRequest{}))
 	if err != nil {
 		return err
 	}
-	m, err := s.client.Machines.Get(ctx, connect.NewRequest(&holdpointv1.GetMachineRequest{Machine: s.web.GetName()}))
+	m, err := s.Client.Machines.Get(ctx, connect.NewRequest(&holdpointv1.GetMachineRequest{Machine: s.Web.GetName()}))
 	if err != nil {
 		return err
 	}
@@ -98,7 +100,7 @@ func measureIdle(ctx context.Context, s *stage, t *table) error {
 			return err
 		}
 		busy := float64(after-before) / clockTicks / idleTime.Seconds() * 100
-		r := row{
+		r := table.Row{
 			What:     "idle " + p.what + ", one machine running",
 			Measured: fmt.Sprintf("%.1f MiB resident, %.1f %% CPU", float64(rss)/(1<<20), busy),
 		}
@@ -106,7 +108,7 @@ func measureIdle(ctx context.Context, s *stage, t *table) error {
 			r.Target = "≤ 40 MiB, 0 % CPU"
 			r.Met = rss <= p.target && busy < 0.5
 		}
-		t.add(r)
+		t.Add(r)
 	}
 	return nil
 }
@@ -142,25 +144,25 @@ func resident(pid int64) (int64, error) {
 	return pages * int64(os.Getpagesize()), err
 }
 
-func measureCLI(ctx context.Context, s *stage, t *table) error {
+func measureCLI(ctx context.Context, s *stage.Stage, t *table.Table) error {
 	curl := func() (time.Duration, error) {
-		return timed(exec.CommandContext(ctx, "curl", "-sS", "--fail", "-o", "/dev/null", "--unix-socket", s.home.Socket(),
+		return timed(exec.CommandContext(ctx, "curl", "-sS", "--fail", "-o", "/dev/null", "--unix-socket", s.Home.Socket(),
 			"-H", "Content-Type: application/json", "-d", "{}", "http://holdpoint/holdpoint.v1.MachineService/List"))
 	}
-	ls := func() (time.Duration, error) { return timed(s.command(ctx, "ls")) }
-	version := func() (time.Duration, error) { return timed(s.command(ctx, "version")) }
-	mine, theirs, err := inTurns(cliRounds, ls, curl)
+	ls := func() (time.Duration, error) { return timed(s.Command(ctx, "ls")) }
+	version := func() (time.Duration, error) { return timed(s.Command(ctx, "version")) }
+	mine, theirs, err := table.InTurns(cliRounds, ls, curl)
 	if err != nil {
 		return err
 	}
-	start, _, err := inTurns(cliRounds/3, version, version)
+	start, _, err := table.InTurns(cliRounds/3, version, version)
 	if err != nil {
 		return err
 	}
-	r := ratio(mine, theirs)
-	t.add(row{
-		What: "`holdpoint ls`, daemon warm, whole process", Measured: ms(mine), Against: "curl --unix-socket " + ms(theirs),
-		Ratio: r, Target: "≤ 3 ×", Met: r <= 3, Phases: "`holdpoint version`, which asks nobody: " + ms(start),
+	r := table.Ratio(mine, theirs)
+	t.Add(table.Row{
+		What: "`holdpoint ls`, daemon warm, whole process", Measured: table.MS(mine), Against: "curl --unix-socket " + table.MS(theirs),
+		Ratio: r, Target: "≤ 3 ×", Met: r <= 3, Phases: "`holdpoint version`, which asks nobody: " + table.MS(start),
 	})
 	return nil
 }

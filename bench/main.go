@@ -20,6 +20,9 @@ import (
 	"runtime"
 	"strings"
 	"syscall"
+
+	"github.com/holdpoint/holdpoint/bench/stage"
+	"github.com/holdpoint/holdpoint/bench/table"
 )
 
 // options are the flags.
@@ -51,7 +54,7 @@ func main() {
 // measurement is one group of rows.
 type measurement struct {
 	name string
-	run  func(ctx context.Context, s *stage, t *table) error
+	run  func(ctx context.Context, s *stage.Stage, t *table.Table) error
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -62,12 +65,12 @@ func run(ctx context.Context, o options) (err error) {
 	if o.template == "" {
 		return errors.New("no home with an image: run make image and set HOLDPOINT_TEST_HOME as it says")
 	}
-	s, err := newStage(ctx, bin, o.template, os.Stderr)
+	s, err := stage.New(ctx, bin, o.template, os.Stderr)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	t := &table{log: os.Stderr}
+	defer func() { err = errors.Join(err, s.Close(ctx)) }()
+	t := &table.Table{Log: os.Stderr}
 	for _, m := range []measurement{
 		{"boot", measureBoot},
 		{"idle", measureIdle},
@@ -85,17 +88,17 @@ func run(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("measure %s: %w", m.name, err)
 		}
 	}
-	if t.stamp, err = stamp(ctx, s); err != nil {
+	if t.Stamp, err = stamp(ctx, s); err != nil {
 		return err
 	}
-	if err := t.write(os.Stdout); err != nil || o.write == "" {
+	if err := t.Write(os.Stdout); err != nil || o.write == "" {
 		return err
 	}
 	return replaceTable(o.write, t)
 }
 
 // stamp says what was measured, where.
-func stamp(ctx context.Context, s *stage) ([]string, error) {
+func stamp(ctx context.Context, s *stage.Stage) ([]string, error) {
 	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
 	if err != nil {
 		commit = []byte("unknown")
@@ -111,7 +114,7 @@ func stamp(ctx context.Context, s *stage) ([]string, error) {
 		}
 		kernel = append(kernel, byte(c))
 	}
-	m, err := s.shared(ctx)
+	m, err := s.Shared(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +125,7 @@ func stamp(ctx context.Context, s *stage) ([]string, error) {
 }
 
 // replaceTable puts the table between the marks of a document.
-func replaceTable(path string, t *table) error {
+func replaceTable(path string, t *table.Table) error {
 	doc, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -135,7 +138,7 @@ func replaceTable(path string, t *table) error {
 	var out bytes.Buffer
 	out.Write(before)
 	_, _ = io.WriteString(&out, "<!-- bench:begin -->\n")
-	if err := t.write(&out); err != nil {
+	if err := t.Write(&out); err != nil {
 		return err
 	}
 	_, _ = io.WriteString(&out, "<!-- bench:end -->")

@@ -17,6 +17,8 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/bench/stage"
+	"github.com/holdpoint/holdpoint/bench/table"
 	"github.com/holdpoint/holdpoint/client"
 )
 
@@ -30,38 +32,38 @@ const (
 
 // measureProxy compares a download through the proxy with the same bytes of
 // the same server through the API's Dial.
-func measureProxy(ctx context.Context, s *stage, t *table) error {
-	m, err := s.shared(ctx)
+func measureProxy(ctx context.Context, s *stage.Stage, t *table.Table) error {
+	m, err := s.Shared(ctx)
 	if err != nil {
 		return err
 	}
 	prepare := fmt.Sprintf("head -c %d /dev/urandom > /var/www/html/big && echo small > /var/www/html/small", proxyBytes)
-	if _, err := s.exec(ctx, m.GetName(), "sh", "-c", prepare); err != nil {
+	if _, err := s.Exec(ctx, m.GetName(), "sh", "-c", prepare); err != nil {
 		return err
 	}
-	_, _, err = s.operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
-		return s.client.Routes.Expose(ctx, connect.NewRequest(&holdpointv1.ExposeRequest{
+	_, _, err = s.Operate(ctx, func(ctx context.Context) (*connect.Response[client.Operation], error) {
+		return s.Client.Routes.Expose(ctx, connect.NewRequest(&holdpointv1.ExposeRequest{
 			RequestId: client.NewRequestID(), Machine: m.GetName(), Port: 80, Host: proxyHost,
 		}))
 	})
 	if err != nil {
 		return err
 	}
-	status, err := s.client.Daemon.Status(ctx, connect.NewRequest(&holdpointv1.DaemonStatusRequest{}))
+	status, err := s.Client.Daemon.Status(ctx, connect.NewRequest(&holdpointv1.DaemonStatusRequest{}))
 	if err != nil {
 		return err
 	}
 	web := newWebClient(status.Msg.GetProxy())
 	defer web.CloseIdleConnections()
-	proxied, raw, err := inTurns(proxyRounds,
+	proxied, raw, err := table.InTurns(proxyRounds,
 		func() (time.Duration, error) { return fetch(ctx, web, "/big", proxyBytes) },
-		func() (time.Duration, error) { return s.dialed(ctx, m.GetName(), "/big") })
+		func() (time.Duration, error) { return dialed(ctx, s, m.GetName(), "/big") })
 	if err != nil {
 		return err
 	}
-	r := ratio(raw, proxied)
-	t.add(row{
-		What: "proxy, a download of 64 MiB", Measured: rate(proxyBytes, proxied), Against: "the same bytes through `Dial`: " + rate(proxyBytes, raw),
+	r := table.Ratio(raw, proxied)
+	t.Add(table.Row{
+		What: "proxy, a download of 64 MiB", Measured: table.Rate(proxyBytes, proxied), Against: "the same bytes through `Dial`: " + table.Rate(proxyBytes, raw),
 		Ratio: r, Target: "≥ 0.5 ×", Met: r >= 0.5,
 	})
 	return manySmall(ctx, web, t)
@@ -100,9 +102,9 @@ func fetch(ctx context.Context, web *http.Client, path string, want int64) (time
 }
 
 // dialed downloads a path with a request written by hand over the API's Dial.
-func (s *stage) dialed(ctx context.Context, name, path string) (time.Duration, error) {
+func dialed(ctx context.Context, s *stage.Stage, name, path string) (time.Duration, error) {
 	begin := time.Now()
-	stream := s.client.Guest.Dial(ctx)
+	stream := s.Client.Guest.Dial(ctx)
 	defer func() { _ = stream.CloseResponse() }()
 	send := func(machine string, m *agentv1.DialRequest) error {
 		err := stream.Send(&holdpointv1.GuestDialRequest{Machine: machine, Message: m})
@@ -135,7 +137,7 @@ func (s *stage) dialed(ctx context.Context, name, path string) (time.Duration, e
 	return time.Since(begin), stream.CloseRequest()
 }
 
-func manySmall(ctx context.Context, web *http.Client, t *table) error {
+func manySmall(ctx context.Context, web *http.Client, t *table.Table) error {
 	var wg sync.WaitGroup
 	var failed atomic.Int64
 	var first atomic.Pointer[error]
@@ -153,7 +155,7 @@ func manySmall(ctx context.Context, web *http.Client, t *table) error {
 	}
 	wg.Wait()
 	took := time.Since(begin)
-	r := row{
+	r := table.Row{
 		What:     "proxy, 10,000 requests over 32 connections",
 		Measured: fmt.Sprintf("%.0f requests/s, %d errors", manyRequests/took.Seconds(), failed.Load()),
 		Target:   "no error", Met: failed.Load() == 0,
@@ -161,6 +163,6 @@ func manySmall(ctx context.Context, web *http.Client, t *table) error {
 	if err := first.Load(); err != nil {
 		r.Phases = "first error: " + (*err).Error()
 	}
-	t.add(r)
+	t.Add(r)
 	return ctx.Err()
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/u-root/u-root/pkg/cpio"
 
+	"github.com/holdpoint/holdpoint/bench/stage"
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/image"
@@ -34,7 +35,7 @@ type rawPort struct {
 	conn net.Conn
 }
 
-func newRawPort(ctx context.Context, s *stage) (r *rawPort, err error) {
+func newRawPort(ctx context.Context, s *stage.Stage) (r *rawPort, err error) {
 	dir, err := os.MkdirTemp("/tmp", "hpraw.")
 	if err != nil {
 		return nil, err
@@ -45,7 +46,7 @@ func newRawPort(ctx context.Context, s *stage) (r *rawPort, err error) {
 			err = errors.Join(err, r.close(ctx))
 		}
 	}()
-	folder, err := s.image()
+	folder, err := s.Image()
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +62,11 @@ func newRawPort(ctx context.Context, s *stage) (r *rawPort, err error) {
 	if err := disk.New(disk.Config{FS: &durable.FS{}}).Create(ctx, top.Path, img.DiskBytes); err != nil {
 		return nil, err
 	}
-	r.run, err = qemu.New(qemu.Config{Host: host.New(host.Config{Accelerator: s.web.GetAccelerator()})}).Launch(ctx, machine.RunConfig{
+	r.run, err = qemu.New(qemu.Config{Host: host.New(host.Config{Accelerator: s.Web.GetAccelerator()})}).Launch(ctx, machine.RunConfig{
 		RunID: durable.NewID(), Dir: dir, SocketDir: dir, MachineID: durable.NewID(), MachineName: "raw",
 		MemoryBytes: machine.DefaultMemory, CPUs: machine.DefaultCPUs, Kernel: img.Kernel(), Initramfs: initramfs,
 		Disk:        []machine.Layer{{ID: durable.NewID(), Path: img.Root(), Format: disk.Raw}, top},
-		Accelerator: s.web.GetAccelerator(),
+		Accelerator: s.Web.GetAccelerator(),
 	})
 	if err != nil {
 		return nil, err

@@ -1,6 +1,8 @@
 //go:build linux
 
-package main
+// Package table is the table that the benchmark prints, and the arithmetic of its
+// numbers. It measures nothing.
+package table
 
 import (
 	"cmp"
@@ -11,8 +13,8 @@ import (
 	"time"
 )
 
-// row is one line of the table.
-type row struct {
+// Row is one line of the table.
+type Row struct {
 	What, Measured, Against string
 	// Ratio of Measured to Against; 0 where there is nothing to compare with.
 	Ratio float64
@@ -22,23 +24,25 @@ type row struct {
 	Phases string
 }
 
-// table is the result of one run.
-type table struct {
-	stamp []string
-	rows  []row
-	// log is told each row as it comes.
-	log io.Writer
+// Table is the result of one run.
+type Table struct {
+	// Stamp says what was measured, where.
+	Stamp []string
+	rows  []Row
+	// Log is told each row as it comes.
+	Log io.Writer
 }
 
-func (t *table) add(r row) {
+// Add takes the next row.
+func (t *Table) Add(r Row) {
 	t.rows = append(t.rows, r)
-	fmt.Fprintf(t.log, "  %s: %s %s\n", r.What, r.Measured, r.Phases)
+	fmt.Fprintf(t.Log, "  %s: %s %s\n", r.What, r.Measured, r.Phases)
 }
 
-// write prints the table as Markdown.
-func (t *table) write(w io.Writer) error {
+// Write prints the table as Markdown.
+func (t *Table) Write(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n", strings.Join(t.stamp, " · "))
+	fmt.Fprintf(&b, "%s\n\n", strings.Join(t.Stamp, " · "))
 	b.WriteString("| what | measured | compared with | ratio | target | met | phases |\n|---|---|---|---|---|---|---|\n")
 	for _, r := range t.rows {
 		ratio := "–"
@@ -59,15 +63,15 @@ func (t *table) write(w io.Writer) error {
 	return err
 }
 
-// median of at least one value.
-func median[T cmp.Ordered](values []T) T {
+// Median is that of at least one value.
+func Median[T cmp.Ordered](values []T) T {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]
 }
 
-// inTurns measures a and b alternately, n times each, after one of each that
+// InTurns measures a and b alternately, n times each, after one of each that
 // does not count, and returns the medians.
-func inTurns(n int, a, b func() (time.Duration, error)) (time.Duration, time.Duration, error) {
+func InTurns(n int, a, b func() (time.Duration, error)) (time.Duration, time.Duration, error) {
 	var as, bs []time.Duration
 	for i := range n + 1 {
 		da, err := a()
@@ -82,16 +86,18 @@ func inTurns(n int, a, b func() (time.Duration, error)) (time.Duration, time.Dur
 			as, bs = append(as, da), append(bs, db)
 		}
 	}
-	return median(as), median(bs), nil
+	return Median(as), Median(bs), nil
 }
 
-func ms(d time.Duration) string {
+// MS is a time in milliseconds, as text.
+func MS(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }
 
-func ratio(a, b time.Duration) float64 { return float64(a) / float64(b) }
+// Ratio is a to b.
+func Ratio(a, b time.Duration) float64 { return float64(a) / float64(b) }
 
-// rate is bytes per second as text.
-func rate(bytes int64, d time.Duration) string {
+// Rate is bytes per second as text.
+func Rate(bytes int64, d time.Duration) string {
 	return fmt.Sprintf("%.1f MB/s", float64(bytes)/1e6/d.Seconds())
 }
