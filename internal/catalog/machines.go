@@ -140,28 +140,13 @@ func (c *Catalog) EndRun(ctx context.Context, id, runID string, s machine.State,
 			}
 			err = rows.SetMachineMemory(t, id, nil, "", "")
 		case machine.Suspended:
-			err = keepMemory(t, m)
+			err = rows.ContinueHead(t, id, m.Name, m.Head)
 		}
 		if err != nil {
 			return err
 		}
 		return t.Do(`UPDATE machines SET state = ?, exit = ? WHERE id = ?`, s, exit, id)
 	})
-}
-
-// keepMemory gives a machine without a run the memory of its head, whatever was
-// recorded of that run's end before.
-func keepMemory(t *database.Tx, m Machine) error {
-	if m.Head != "" {
-		head, err := rows.GetCheckpoint(t.Ctx, t, m.Head)
-		if err != nil {
-			return err
-		}
-		if head.Full != nil {
-			return rows.SetMachineMemory(t, m.ID, head.Full.Memory, head.ID, "")
-		}
-	}
-	return errdefs.New(errdefs.WrongState, "suspend machine %q: its head is no full checkpoint; checkpoint it first", m.Name)
 }
 
 // RemoveMachine forgets a machine with its checkpoints, their pools, its routes

@@ -164,6 +164,21 @@ func SetMachineMemory(t *database.Tx, machineID string, layers []string, head, f
 	return t.Do(`UPDATE machines SET memory_head = ?, memory_file = ? WHERE id = ?`, head, file, machineID)
 }
 
+// ContinueHead gives a machine without a run the memory of its head, whatever
+// was recorded of that run's end before. WRONG_STATE: that is no full checkpoint.
+func ContinueHead(t *database.Tx, machineID, name, head string) error {
+	if head != "" {
+		k, err := GetCheckpoint(t.Ctx, t, head)
+		if err != nil {
+			return err
+		}
+		if k.Full != nil {
+			return SetMachineMemory(t, machineID, k.Full.Memory, k.ID, "")
+		}
+	}
+	return errdefs.New(errdefs.WrongState, "suspend machine %q: its head is no full checkpoint; checkpoint it first", name)
+}
+
 // unreferenced is true of a layer that no chain, checkpoint, machine's memory,
 // displaced machine, standby or lease (expired ones of running operations
 // included) has.
