@@ -130,13 +130,13 @@ func checkMemory(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
 			return fmt.Errorf("publish checkpoint %s: memory layer %s is not layer %d of machine %q and sealed", k.ID, id, i, m.Name)
 		}
 	}
-	for id, format := range map[string]string{topOf(k): MemoryFormat, k.Full.Devices: DevicesFormat} {
-		l, err := rows.GetLayer(t.Ctx, t, id)
+	for _, own := range [][2]string{{topOf(k), MemoryFormat}, {k.Full.Devices, DevicesFormat}} {
+		l, err := rows.GetLayer(t.Ctx, t, own[0])
 		if err != nil {
 			return err
 		}
-		if l.Format != format || l.State != LayerCreated {
-			return fmt.Errorf("publish checkpoint %s: layer %s is not a new one of format %s but %s %s", k.ID, id, format, l.State, l.Format)
+		if l.Format != own[1] || l.State != LayerCreated {
+			return fmt.Errorf("publish checkpoint %s: layer %s is not a new one of format %s but %s %s", k.ID, l.ID, own[1], l.State, l.Format)
 		}
 	}
 	return nil
