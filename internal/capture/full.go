@@ -61,9 +61,6 @@ type FullRequest struct {
 	// Decide ends that. Of a run that the user has paused it is not wanted.
 	StayPaused bool
 	ImageBoot  *ImageBoot
-	// ChangedBytes is an upper bound of the memory that the run has changed;
-	// 0 is all of it.
-	ChangedBytes int64
 	// Enter records a phase before its first effect; detail is a FullDetail.
 	Enter func(ctx context.Context, phase, text string, detail any) error
 	// Note is told what a person should read.
@@ -109,8 +106,10 @@ func (c *Capturer) Full(ctx context.Context, r FullRequest) (FullResult, error) 
 	if err == nil {
 		err = t.publish(ctx)
 	}
-	if err != nil && !t.published(ctx) {
-		return FullResult{}, t.abandon(ctx, err)
+	if err != nil {
+		if published, unknown := t.published(ctx); !published {
+			return FullResult{}, t.abandon(ctx, errors.Join(err, unknown), unknown == nil)
+		}
 	}
 	t.result.Durable = time.Since(t.began)
 	if !r.StayPaused {
@@ -129,6 +128,8 @@ type taking struct {
 	// chain is the parent's memory, lowest first, and previous shows it.
 	chain    []catalog.Layer
 	previous *store.View
+	// whole: all of the memory is kept, changed or not.
+	whole bool
 	// below are the disk's layers that the checkpoint owns, and top the new one.
 	below []catalog.Layer
 	top   catalog.Layer
@@ -145,8 +146,8 @@ func (t *taking) checkRoom() error {
 		return err
 	}
 	changed := t.Machine.Spec.MemoryBytes
-	if t.ChangedBytes > 0 {
-		changed = min(changed, t.ChangedBytes)
+	if bound := t.Source.ChangedBytes(); bound > 0 && !t.whole {
+		changed = min(changed, bound)
 	}
 	free, err := durable.FreeBytes(t.cfg.Home.Layers())
 	if err != nil {
@@ -171,7 +172,7 @@ func (t *taking) openParent(ctx context.Context) (release func(), err error) {
 	switch {
 	case errdefs.Is(err, errdefs.Storage):
 		t.Note("all of the memory of %s is kept, because what it is a difference of cannot be read: %v", t.Machine.Name, err)
-		t.chain, t.previous, t.ChangedBytes = nil, nil, 0
+		t.chain, t.previous, t.whole = nil, nil, true
 		return func() {}, nil
 	case err != nil:
 		return func() {}, err
@@ -263,11 +264,14 @@ func (t *taking) measure() ([]catalog.Measured, error) {
 }
 
 // published asks the catalog, because a commit that failed may have happened.
-func (t *taking) published(ctx context.Context) bool {
+func (t *taking) published(ctx context.Context) (published bool, unknown error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	_, err := t.cfg.Catalog.GetCheckpoint(ctx, t.Checkpoint.ID)
-	return err == nil
+	if errdefs.Is(err, errdefs.NotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // tell ends the capture of a published checkpoint. A run that cannot be told
@@ -278,15 +282,17 @@ func (t *taking) tell(ctx context.Context) {
 	}
 }
 
-// abandon takes back a checkpoint that is not published; the run goes on.
-func (t *taking) abandon(ctx context.Context, failure error) error {
+// abandon takes back a checkpoint that is not published; the run goes on. Unless
+// that is certain its files stay: the next sweep knows.
+func (t *taking) abandon(ctx context.Context, failure error, certain bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	for _, layer := range []catalog.Layer{t.memory, t.devices} {
-		if layer.ID != "" {
+		if layer.ID != "" && certain {
 			t.RemoveFile(t.Path(layer)) // its record goes with the operation
 		}
 	}
+	// A run that is told so by mistake counts more pages, never fewer.
 	err := t.undo(ctx, t.Machine, t.Source, t.detail, true)
 	if err != nil {
 		return errdefs.New(errdefs.KindOf(failure), "checkpoint of %s: %w; and taking it back: %w", t.Machine.Name, failure, err)

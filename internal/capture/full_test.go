@@ -247,7 +247,7 @@ func TestRefusedFullCheckpointsHaveNoEffect(t *testing.T) {
 	w.Source.Done, w.Phases = nil, nil
 	chain := w.Chain()
 	r := w.FullRequest(durable.NewID(), "two")
-	r.Machine.Spec.MemoryBytes, r.ChangedBytes = 1<<50, 0
+	r.Machine.Spec.MemoryBytes, w.Source.Unbounded = 1<<50, true
 	if _, err := w.Capturer.Full(t.Context(), r); !errdefs.Is(err, errdefs.NoSpace) {
 		t.Errorf("error %v (%s), want NO_SPACE", err, errdefs.KindOf(err))
 	}

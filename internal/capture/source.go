@@ -23,6 +23,9 @@ type FullSource interface {
 	// Disk are the ids of the layers the run has open, lowest first; the last
 	// one is written to. The image has its own id and comes first.
 	Disk(ctx context.Context) ([]string, error)
+	// ChangedBytes is an upper bound of the memory that the run has changed
+	// since it began; 0: it is not known.
+	ChangedBytes() int64
 }
 
 // CaptureOrder is what a run is asked for.

@@ -53,8 +53,6 @@ type DiskRequest struct {
 	// Capture, not nil, is the same run, for a full checkpoint of what is
 	// discarded; where none can be taken, its disk alone is kept.
 	Capture capture.FullSource
-	// ChangedBytes is as in capture.FullRequest.
-	ChangedBytes int64
 	// Paused: the user has paused the source.
 	Paused bool
 	// WasClean is, of a stopped machine, whether its guest had shut down cleanly.

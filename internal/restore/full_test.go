@@ -44,7 +44,7 @@ func targetMemory() map[int64]byte { return map[int64]byte{1: 1, 2: 2} }
 
 func (s *scene) fullRequest() restore.FullRequest {
 	r := s.request()
-	r.Capture, r.ChangedBytes, r.Note = s.Source, 1<<20, s.Note
+	r.Capture, r.Note = s.Source, s.Note
 	return restore.FullRequest{DiskRequest: r, Host: s.destination}
 }
 

@@ -65,7 +65,7 @@ func (a *attempt) fullSafety(ctx context.Context) (*checkpoint.Checkpoint, error
 	began := time.Now()
 	result, err := a.cfg.Capturer.Full(ctx, capture.FullRequest{
 		Operation: a.Operation, Machine: a.Machine, Source: a.Capture, StayPaused: !a.Paused,
-		ChangedBytes: a.ChangedBytes, Note: a.Note,
+		Note: a.Note,
 		Checkpoint: checkpoint.Checkpoint{
 			ID: a.detail.SafetyID, Automatic: true, Message: "before restore to " + label(a.Target), Routes: a.Routes,
 		},

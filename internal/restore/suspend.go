@@ -139,6 +139,9 @@ func (r *Restorer) Resume(ctx context.Context, req ResumeRequest) (Begun, error)
 	if s.launch.Chain, err = r.cfg.Catalog.Chain(ctx, m.ID); err != nil {
 		return Begun{}, err
 	}
+	if err := r.cfg.Capturer.CheckLayers(s.launch.Chain, "machine "+m.Name); err != nil {
+		return Begun{}, err
+	}
 	if err := r.cfg.Catalog.BeginIncoming(ctx, m.ID, s.launch.RunID); err != nil {
 		return Begun{}, err
 	}

@@ -30,7 +30,7 @@ func (w *World) Platform(m machine.Spec) machine.Platform {
 func (w *World) FullRequest(id, name string) capture.FullRequest {
 	w.tb.Helper()
 	return capture.FullRequest{
-		Operation: w.Operation, Machine: w.Now(), Source: w.Source, Enter: w.Enter, ChangedBytes: 1 << 20,
+		Operation: w.Operation, Machine: w.Now(), Source: w.Source, Enter: w.Enter,
 		Checkpoint: checkpoint.Checkpoint{ID: id, Name: name}, Note: w.Note,
 	}
 }
@@ -202,6 +202,14 @@ func (s *Source) Disk(context.Context) ([]string, error) {
 		return nil, errdefs.New(errdefs.OutcomeUnknown, "the run does not say")
 	}
 	return s.diskNow(), nil
+}
+
+// ChangedBytes is 1 MiB.
+func (s *Source) ChangedBytes() int64 {
+	if s.Unbounded {
+		return 0
+	}
+	return 1 << 20
 }
 
 // diskNow is the chain of the machine at first, and after each boot.

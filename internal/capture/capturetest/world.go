@@ -163,6 +163,8 @@ type Source struct {
 	Done    []string
 	// Unclean: the guest stops without having said that it is clean.
 	Unclean bool
+	// Unbounded: it does not know how much of its memory it has changed.
+	Unbounded bool
 	// Fails are what it does not do: "stop", "pause", "switch", "boot", "capture",
 	// "capture after the switch", "stage" (it leaves a torn file), "disk" (it does
 	// not say), and the words of SettleCapture.

@@ -4,6 +4,10 @@ package keeper
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
@@ -90,4 +94,30 @@ func (s *Source) SettleCapture(ctx context.Context, checkpointID string, publish
 func (s *Source) Disk(ctx context.Context) ([]string, error) {
 	status, err := s.run.StatusNow(ctx)
 	return status.GetDisk(), err
+}
+
+// ChangedBytes is what the process has of memory of its own, swapped or not:
+// what its guest has changed is in it.
+func (s *Source) ChangedBytes() int64 { return ownBytes(s.run.Status().GetQemuPid()) }
+
+// ownBytes is a process's anonymous memory, of RssAnon and VmSwap (proc(5));
+// 0 when it cannot be told.
+func ownBytes(pid int64) int64 {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	var kib int64
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		if name != "RssAnon" && name != "VmSwap" {
+			continue
+		}
+		n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+		if err != nil {
+			return 0
+		}
+		kib += n
+	}
+	return kib << 10
 }
