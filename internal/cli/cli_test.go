@@ -31,6 +31,7 @@ func TestOutput(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			f.full = filepath.Base(file) == "full.golden"
 			var got strings.Builder
 			for line := range strings.Lines(string(want)) {
 				command, ok := strings.CutPrefix(line, "$ holdpoint ")

@@ -105,10 +105,10 @@ Every verb takes:
 - **Published host names** are served at port 7780, or at the next free one where
   another program has it; a home remembers its port. "expose", "routes" and "daemon
   status" say it.
-- **Kinds**: of checkpoints there is one today, made with "--kind disk --mode
-  stopped". Where a text says full (disk, memory and CPU) or frozen (a disk while
-  its file systems refuse writes) it speaks of what is to come: both are refused
-  with UNSUPPORTED, exit code 6, and never replaced by another kind unasked.
+- **Kinds**: a checkpoint is full (disk, memory and CPU of a running machine) or
+  of the disk alone. A kind is never replaced by another unasked: what cannot be
+  done is refused with UNSUPPORTED, exit code 6. That is so for "--kind disk --mode
+  frozen" (a disk while its file systems refuse writes), which is not there yet.
 - **stdout** has what was asked for and nothing else. Diagnostics, progress (on a
   terminal only) and questions are on stderr. Emphasis is for terminals only;
   NO_COLOR turns it off.
@@ -141,7 +141,7 @@ func (d *docs) page(root *cobra.Command) string {
 	}
 	for code := range 131 {
 		if code == 125 {
-			d.WriteString("| 125 | any other than INTERRUPTED, in exec, shell and attach, which otherwise exit with the code of the command |\n")
+			d.WriteString("| 125 | any other than INTERRUPTED, in exec, shell, attach, and fork with a command, which otherwise exit with the code of the command |\n")
 		} else if names := byCode[code]; len(names) > 0 {
 			fmt.Fprintf(d, "| %d | %s |\n", code, strings.Join(names, ", "))
 		}

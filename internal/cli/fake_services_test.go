@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -105,6 +106,10 @@ func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.Get
 		return nil, notFound("machine", r.Msg.GetMachine())
 	}
 	m := machine("web")
+	if s.f.full {
+		m.FullCheckpoints, m.ForkedFrom, m.RemoveOnStop = "userfaultfd", "c1000000000000aa", true
+		m.Spec.SuspendAfterMillis = 600_000
+	}
 	if s.f.stopped {
 		m.State = "stopped"
 	}
@@ -158,6 +163,12 @@ func (s *fakeMachines) plan() *holdpointv1.RestorePlan {
 }
 
 func (s *fakeMachines) Restore(_ context.Context, r *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	if r.Msg.GetKind() == "full" {
+		return s.f.operation(r.Msg, "restore", "web", &holdpointv1.OperationResult{Machine: machine("web"), Restore: &holdpointv1.RestoreResult{
+			Restored: fullCheckpoint(4), Safety: fullCheckpoint(5), UndoCommand: "holdpoint restore web c5000000000000aa --full",
+			Plan: s.plan(), Generation: 4, DowntimeMs: 180, RunningMs: 170, AnswerMs: 410, ClosedSockets: 2, From: "memory-file",
+		}})
+	}
 	return s.f.operation(r.Msg, "restore", "web", &holdpointv1.OperationResult{Machine: machine("web"), Restore: &holdpointv1.RestoreResult{
 		Restored: checkpoint(1), Safety: checkpoint(2), UndoCommand: "holdpoint restore web c2000000000000aa --disk",
 		Plan: s.plan(), Generation: 4, DowntimeMs: 4321,
@@ -170,6 +181,9 @@ type fakeCheckpoints struct {
 }
 
 func (s *fakeCheckpoints) Create(_ context.Context, r *connect.Request[holdpointv1.CreateCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	if r.Msg.GetKind() == "full" {
+		return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: fullResult()})
+	}
 	if s.f.stopped {
 		return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{
 			Checkpoint: checkpoint(1), DowntimeMs: 3, ReturnMs: 50, DurableMs: 50, CopyMs: 3, DiskBytes: 6 << 20,
@@ -181,14 +195,23 @@ func (s *fakeCheckpoints) Create(_ context.Context, r *connect.Request[holdpoint
 }
 
 func (s *fakeCheckpoints) List(context.Context, *connect.Request[holdpointv1.ListCheckpointsRequest]) (*connect.Response[holdpointv1.ListCheckpointsResponse], error) {
-	return connect.NewResponse(&holdpointv1.ListCheckpointsResponse{Checkpoints: []*holdpointv1.Checkpoint{checkpoint(3), checkpoint(2), checkpoint(1)}}), nil
+	list := []*holdpointv1.Checkpoint{checkpoint(3), checkpoint(2), checkpoint(1)}
+	if s.f.full {
+		list = append([]*holdpointv1.Checkpoint{fullCheckpoint(5), fullCheckpoint(4)}, list...)
+	}
+	return connect.NewResponse(&holdpointv1.ListCheckpointsResponse{Checkpoints: list}), nil
 }
 
 func (s *fakeCheckpoints) Get(_ context.Context, r *connect.Request[holdpointv1.GetCheckpointRequest]) (*connect.Response[holdpointv1.Checkpoint], error) {
-	if r.Msg.GetCheckpoint() != "before-agent" {
-		return nil, notFound("checkpoint", r.Msg.GetCheckpoint())
+	switch r.Msg.GetCheckpoint() {
+	case "before-agent":
+		return connect.NewResponse(checkpoint(1)), nil
+	case "green":
+		return connect.NewResponse(fullCheckpoint(4)), nil
+	case "broken":
+		return connect.NewResponse(fullCheckpoint(5)), nil
 	}
-	return connect.NewResponse(checkpoint(1)), nil
+	return nil, notFound("checkpoint", r.Msg.GetCheckpoint())
 }
 
 func (s *fakeCheckpoints) Remove(_ context.Context, r *connect.Request[holdpointv1.RemoveCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {
@@ -343,7 +366,7 @@ func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpoi
 		return err
 	}
 	s.f.note(first)
-	if first.GetMachine() != "web" {
+	if first.GetMachine() != "web" && !strings.HasPrefix(first.GetMachine(), "try-") {
 		return notFound("machine", first.GetMachine())
 	}
 	if s.refuse != nil {
@@ -396,6 +419,26 @@ func (c *fakeCommand) run(start *agentv1.ExecStart) error {
 		c.started()
 		c.stdout(argv[1] + "\n")
 		c.stderr("said\n")
+		c.exit(0, "")
+	case "index":
+		c.started()
+		// More than one line, the last without an end.
+		c.stdout("one " + start.GetEnv()[0] + "\n\x1b[31mtw")
+		c.stdout("o")
+		c.stderr("said\n")
+		c.exit(0, "")
+	case "odd":
+		c.started()
+		if start.GetEnv()[0] == "FORK_INDEX=2" {
+			c.exit(7, "")
+		} else {
+			c.exit(0, "")
+		}
+	case "lots":
+		c.started()
+		for range 3 {
+			c.stdout(strings.Repeat("x", 1<<19))
+		}
 		c.exit(0, "")
 	case "fail":
 		c.started()

@@ -57,6 +57,10 @@ type fake struct {
 	commands []*agentv1.Command
 	// stopped is whether the machine is.
 	stopped bool
+	// full adds full checkpoints to those there are, and to what is restored.
+	full bool
+	// forks are what a fork gives; nil for as many machines as are asked for.
+	forks []*holdpointv1.ForkResult
 }
 
 func (f *fake) note(m proto.Message) {

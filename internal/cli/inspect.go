@@ -50,18 +50,29 @@ func machineFields(m *holdpointv1.Machine) [][2]string {
 		[2]string{"created", view.Age(view.TimeOf(m.GetCreatedAt()), time.Now())},
 		[2]string{"generation", fmt.Sprint(m.GetGeneration())},
 		[2]string{"continues from", m.GetHead()},
+		[2]string{"forked from", m.GetForkedFrom()},
+		[2]string{"when it stops", fate(m)},
 		[2]string{"layers", fmt.Sprint(m.GetChainLength())},
 		[2]string{"run", m.GetRunId()},
 		[2]string{"accelerator", m.GetAccelerator()},
 		[2]string{"QEMU", m.GetQemuVersion()},
 		[2]string{"QEMU pid", pidText(m.GetQemuPid())},
 		[2]string{"monitor pid", pidText(m.GetMonitorPid())},
+		[2]string{"full checkpoints", m.GetFullCheckpoints()},
 		[2]string{"last run ended", m.GetExit()},
 	)
 	for _, r := range m.GetRoutes() {
 		fields = append(fields, [2]string{"route", fmt.Sprintf("%s → port %d", r.GetUrl(), r.GetPort())})
 	}
 	return fields
+}
+
+// fate says what a stop does besides; "" for nothing.
+func fate(m *holdpointv1.Machine) string {
+	if m.GetRemoveOnStop() {
+		return "it is removed"
+	}
+	return ""
 }
 
 func pidText(pid int64) string {

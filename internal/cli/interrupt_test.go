@@ -3,6 +3,7 @@
 package cli_test
 
 import (
+	"bufio"
 	"os"
 	"os/exec"
 	"strings"
@@ -70,6 +71,9 @@ func TestInterrupt(t *testing.T) {
 		{"checkpoint create web", syscall.SIGHUP, false, "operation op-checkpoint-create goes on"},
 		{"stop web", os.Interrupt, false, "operation op-stop goes on"},
 		{"expose web 80", os.Interrupt, false, "operation op-expose goes on"},
+		{"fork green --count 8", os.Interrupt, false, "operation op-fork goes on"},
+		{"fork green -- echo x", os.Interrupt, false, "operation op-fork goes on"},
+		{"suspend web", os.Interrupt, false, "operation op-suspend goes on"},
 	} {
 		t.Run(test.args+" "+test.sig.String(), func(t *testing.T) {
 			f, dir := serve(t, func(f *fake) { f.running = true })
@@ -133,6 +137,30 @@ func TestExecSignals(t *testing.T) {
 	_ = cmd.Wait()                       // its code is looked at
 	if code := cmd.ProcessState.ExitCode(); code != 130 || !strings.Contains(stderr.String(), "interrupted before the command started") {
 		t.Errorf("exit code %d, stderr %q", code, stderr.String())
+	}
+}
+
+// Signals reach the commands in all machines of a fork.
+func TestForkSignals(t *testing.T) {
+	_, dir := serve(t)
+	cmd := command(t, dir, "fork", "green", "--count", "2", "--", "trap")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for range 2 {
+		if !lines.Scan() || !strings.HasSuffix(lines.Text(), " | ready") {
+			t.Fatalf("%q, %v", lines.Text(), lines.Err())
+		}
+	}
+	_ = cmd.Process.Signal(os.Interrupt) // it runs
+	_ = cmd.Wait()                       // its code is looked at
+	if code := cmd.ProcessState.ExitCode(); code != 12 {
+		t.Errorf("exit code %d, want 10 + SIGINT of Linux", code)
 	}
 }
 

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -73,12 +74,55 @@ func newPause(a *app.App) *cobra.Command {
 
 func newResume(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
-		Use: "resume MACHINE", Short: "Let a paused machine go on", MinArgs: 1, MaxArgs: 1, Effect: true,
-		Object: view.MachineDone{}, Kinds: app.MachineKinds(), Complete: app.First(a.MachineNames),
+		Use: "resume MACHINE", Short: "Let a paused or suspended machine go on",
+		Long: `Let a paused machine go on, or a suspended one from where it was suspended. A
+suspended one answers when this is done; its clock is right and it has fresh
+entropy.`,
+		MinArgs: 1, MaxArgs: 1, Effect: true, Object: view.MachineDone{}, Complete: app.First(a.MachineNames),
+		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.Incompatible, errdefs.NoSpace),
 		Run: func(ctx context.Context, args []string) error {
 			req := &holdpointv1.ResumeMachineRequest{RequestId: a.RequestID(), Machine: args[0]}
 			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.ResumeMachineRequest] { return c.Machines.Resume }, req)
 		},
+	})
+}
+
+func newSuspend(a *app.App) *cobra.Command {
+	return a.Command(app.Verb{
+		Use: "suspend MACHINE", Short: "Keep a machine's memory and end its process",
+		Long: `Make a full checkpoint of a machine and end its process, so that it uses neither
+CPU nor memory. "holdpoint resume" lets it go on from there, also after the host was
+restarted. One that is suspended already stays so. "run --suspend-after" suspends a
+machine whenever it is idle.`,
+		MinArgs: 1, MaxArgs: 1, Effect: true, Object: view.Suspended{}, Complete: app.First(a.MachineNames),
+		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.NoSpace),
+		Run:   func(ctx context.Context, args []string) error { return runSuspend(ctx, a, args[0]) },
+	})
+}
+
+func runSuspend(ctx context.Context, a *app.App, machine string) error {
+	return a.With(ctx, func(c *client.Client) error {
+		op, err := app.Operate(ctx, a, c, false, c.Machines.Suspend, &holdpointv1.SuspendMachineRequest{RequestId: a.RequestID(), Machine: machine})
+		if err != nil {
+			return err
+		}
+		m, took, notes := op.GetResult().GetMachine(), op.GetResult().GetCheckpoint(), op.GetResult().GetNotes()
+		p := took.GetCheckpoint()
+		a.Note(notes)
+		return a.Print(app.Output{
+			Object: view.Suspended{
+				Header: view.NewHeader(), Machine: view.MachineOf(m), Checkpoint: view.CheckpointOf(p), DurableMS: took.GetDurableMs(),
+				Operation: op.GetId(), Notes: view.Notes(notes),
+			},
+			Terse: []string{m.GetName()},
+			Human: func(w io.Writer) error {
+				return view.Fields(w, [][2]string{
+					{"suspended", m.GetName()},
+					{"checkpoint", p.GetId()},
+					{"resume with", "holdpoint resume " + m.GetName()},
+				})
+			},
+		})
 	})
 }
 

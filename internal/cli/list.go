@@ -33,12 +33,12 @@ func runList(ctx context.Context, a *app.App) error {
 		for _, m := range machines {
 			o.Terse = append(o.Terse, m.GetName())
 			rows = append(rows, []string{
-				m.GetName(), view.Short(m.GetId()), m.GetState(), m.GetImage(), view.Size(m.GetSpec().GetMemoryBytes()),
+				m.GetName(), view.Short(m.GetId()), m.GetState(), m.GetImage(), view.Dash(view.Short(m.GetForkedFrom())), view.Size(m.GetSpec().GetMemoryBytes()),
 				view.Age(view.TimeOf(m.GetCreatedAt()), time.Now()), urls(m.GetRoutes()),
 			})
 		}
 		o.Human = func(w io.Writer) error {
-			return view.Table(w, []string{"NAME", "ID", "STATE", "IMAGE", "MEMORY", "CREATED", "ROUTES"}, rows)
+			return view.Table(w, []string{"NAME", "ID", "STATE", "IMAGE", "FORK OF", "MEMORY", "CREATED", "ROUTES"}, rows)
 		}
 		return a.Print(o)
 	})

@@ -48,6 +48,22 @@ func TestRequests(t *testing.T) {
 				s.MemoryBytes, s.Cpus, s.DiskBytes, s.OnBoot, s.Tmpfs = 3<<29, 4, 16<<30, "nginx -g x", []string{"/a", "/b,c"}
 			})},
 		},
+		{
+			"run web --image debian --boot --suspend-after 1m30s",
+			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Boot: true, Spec: spec(func(s *holdpointv1.Spec) {
+				s.SuspendAfterMillis = 90_000
+			})},
+		},
+		{"suspend web", &holdpointv1.SuspendMachineRequest{RequestId: "r", Machine: "web"}},
+		{"fork green", &holdpointv1.ForkRequest{RequestId: "r", Checkpoint: "green", Count: 1}},
+		{
+			"fork green --machine web --count 8 --name try --rm --as-is",
+			&holdpointv1.ForkRequest{RequestId: "r", Checkpoint: "green", Machine: "web", Count: 8, Name: "try", RemoveOnStop: true, AsIs: true},
+		},
+		{"fork --machine web", &holdpointv1.ForkRequest{RequestId: "r", Machine: "web", Count: 1}},
+		{"checkpoint verify green --machine web", &holdpointv1.VerifyCheckpointRequest{RequestId: "r", Checkpoint: "green", Machine: "web"}},
+		{"checkpoint pool green 4", &holdpointv1.SetPoolRequest{RequestId: "r", Checkpoint: "green", Count: 4}},
+		{"checkpoint pool green 0 --machine web", &holdpointv1.SetPoolRequest{RequestId: "r", Checkpoint: "green", Machine: "web"}},
 		{"start web", &holdpointv1.StartMachineRequest{RequestId: "r", Machine: "web"}},
 		{"stop web --timeout 1500ms", &holdpointv1.StopMachineRequest{RequestId: "r", Machine: "web", TimeoutMillis: 1500}},
 		{"stop web --force", &holdpointv1.StopMachineRequest{RequestId: "r", Machine: "web", Force: true}},
@@ -259,6 +275,13 @@ func TestCompletion(t *testing.T) {
 		"checkpoint create x --mode":    "frozen\nstopped",
 		"operation ls --machine":        "web",
 		"image build":                   "debian",
+		"fork":                          "c3000000000000aa\nc2000000000000aa\nbefore-agent",
+		"fork before-agent":             "",
+		"fork --machine":                "web",
+		"suspend":                       "web",
+		"checkpoint verify":             "c3000000000000aa\nc2000000000000aa\nbefore-agent",
+		"checkpoint pool":               "c3000000000000aa\nc2000000000000aa\nbefore-agent",
+		"checkpoint pool c":             "",
 		"expose web 80 --host not-name": "",
 	} {
 		r := holdpoint(dir, "", append(append([]string{"__complete"}, split(args)...), "")...)

@@ -1,7 +1,8 @@
 // Package cli is the command line: one constructor for each verb, what it
 // prints, and its exit codes. It holds no policy of machines; all of that is
 // asked of the daemon through the client. Verbs that enter a machine are in
-// package inside, those of checkpoints and routes in package history.
+// package inside, those of checkpoints and routes in package history, fork in
+// package fork.
 package cli
 
 import (
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/holdpoint/holdpoint/internal/cli/app"
+	"github.com/holdpoint/holdpoint/internal/cli/fork"
 	"github.com/holdpoint/holdpoint/internal/cli/history"
 	"github.com/holdpoint/holdpoint/internal/cli/inside"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -81,10 +83,11 @@ func addVerbs(a *app.App, root *cobra.Command) {
 			newImageBuild(a), newImageList(a), newImageInspect(a), newImageRemove(a)),
 		newRun(a), newList(a), newInspect(a),
 		inside.NewExec(a), inside.NewShell(a), inside.NewAttach(a), inside.NewCopy(a), inside.NewLogs(a),
-		newStop(a), newStart(a), newPause(a), newResume(a), newRemove(a),
+		newStop(a), newStart(a), newPause(a), newResume(a), newSuspend(a), newRemove(a),
 		a.Group("checkpoint", "Checkpoints of machines",
-			history.NewCheckpointCreate(a), history.NewCheckpointList(a), history.NewCheckpointShow(a), history.NewCheckpointRemove(a)),
-		history.NewLog(a), history.NewRestore(a),
+			history.NewCheckpointCreate(a), history.NewCheckpointList(a), history.NewCheckpointShow(a), history.NewCheckpointVerify(a),
+			history.NewCheckpointPool(a), history.NewCheckpointRemove(a)),
+		history.NewLog(a), history.NewRestore(a), fork.NewFork(a),
 		history.NewExpose(a), history.NewUnexpose(a), history.NewRoutes(a),
 		a.Group("operation", "What the daemon is doing and did",
 			newOperationList(a), newOperationShow(a), newOperationWait(a), newOperationCancel(a)),

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,16 +22,28 @@ type runOptions struct {
 	onBoot   string
 	tmpfs    []string
 	network  string
+	boot     bool
+	// suspendAfter is 0 for never.
+	suspendAfter time.Duration
 }
 
 func newRun(a *app.App) *cobra.Command {
 	var o runOptions
 	cmd := a.Command(app.Verb{
-		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and boot it",
-		Long: `Create a machine from an image, boot it, and wait until it answers. Without NAME
-one is made.`,
+		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and start it",
+		Long: `Create a machine from an image, start it, and wait until it answers. Without NAME
+one is made.
+
+The first machine of an image and a size boots, and its boot is kept; later ones
+continue from there, each with an identity, entropy and a clock of its own, and boot
+where that is not possible. --boot always boots.
+
+With --suspend-after a machine that is not used for that long is suspended: no
+command of holdpoint's runs in it, nothing comes to it, and its CPUs are idle. The
+next exec, shell, copy, or request to a URL of it resumes it and waits for it.`,
 		Example: `  holdpoint run web --image debian --on-boot nginx
-  holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G`,
+  holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G
+  holdpoint run sleepy --image debian --suspend-after 10m`,
 		MaxArgs: 1, Effect: true, Cancels: true, Object: view.MachineDone{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
@@ -45,6 +58,8 @@ one is made.`,
 	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
 	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot")
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
+	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
+	f.DurationVar(&o.suspendAfter, "suspend-after", 0, "suspend the machine when it was idle for this long, such as 10m (default never)")
 	f.StringVar(&o.network, "network", "none", `"none" is the only network there is yet`)
 	a.CompleteFlag(cmd, "image", a.ImageNames)
 	return cmd
@@ -54,7 +69,12 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 	if o.image == "" {
 		return errdefs.New(errdefs.Invalid, "run: which image? give --image; `holdpoint image ls` lists them, `holdpoint image build debian` makes one")
 	}
-	spec := &holdpointv1.Spec{Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network}
+	if o.suspendAfter < 0 || o.suspendAfter > 0 && o.suspendAfter < time.Millisecond {
+		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short", o.suspendAfter)
+	}
+	spec := &holdpointv1.Spec{
+		Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+	}
 	var err error
 	if o.memory != "" {
 		if spec.MemoryBytes, err = view.ParseSize(o.memory); err != nil {
@@ -66,7 +86,7 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 			return err
 		}
 	}
-	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec}
+	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec, Boot: o.boot}
 	if len(args) > 0 {
 		req.Name = args[0]
 	}

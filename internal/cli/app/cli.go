@@ -281,8 +281,9 @@ func (a *App) Report(cmd *cobra.Command, err error) int {
 		// The line is out already; a broken stdout changes nothing.
 		_ = a.PrintJSON(view.Failure{Header: view.NewHeader(), Error: view.Error{Kind: string(kind), Message: message}})
 	}
-	if a.verbs[cmd].PassesCode && kind != errdefs.Interrupted {
-		return exitExec
+	v := a.verbs[cmd]
+	if kind != errdefs.Interrupted && (v.PassesCode || v.PassesCodeOf && slices.Contains(a.Config.Args, "--")) {
+		return ExitOwn
 	}
 	return ExitCode(kind)
 }

@@ -28,7 +28,9 @@ type Verb struct {
 	Cancels bool
 	// PassesCode says that it exits with the code of a command in the machine.
 	PassesCode bool
-	Hidden     bool
+	// PassesCodeOf says the same of a command line with a command after --.
+	PassesCodeOf bool
+	Hidden       bool
 	// Complete gives candidates for the argument after args.
 	Complete func(ctx context.Context, args []string) []string
 	Run      func(ctx context.Context, args []string) error
@@ -135,7 +137,14 @@ func (v Verb) Exits() []string {
 			"    130  interrupted before the command started",
 		}
 	}
-	return append([]string{"  0  done"}, exitTable(append(everyVerb(), v.Kinds...))...)
+	lines := append([]string{"  0  done"}, exitTable(append(everyVerb(), v.Kinds...))...)
+	if v.PassesCodeOf {
+		lines = append(lines,
+			"with a COMMAND  that of the first machine, by number, where it is not 0",
+			"125  holdpoint's own failure, with a COMMAND",
+		)
+	}
+	return lines
 }
 
 // Optional is the first of args, or "".

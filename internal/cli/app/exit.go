@@ -8,9 +8,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-// exitExec is our own failure in a verb that otherwise passes the exit code of
+// ExitOwn is our own failure in a verb that otherwise passes the exit code of
 // a command in the machine on (docker uses the same).
-const exitExec = 125
+const ExitOwn = 125
 
 // Exit ends the process with a code and no words.
 type Exit struct{ Code int }

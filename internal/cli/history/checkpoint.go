@@ -44,15 +44,28 @@ func runCheckpointList(ctx context.Context, a *app.App, machine string) error {
 				current = "current"
 			}
 			rows = append(rows, []string{
-				view.Short(p.GetId()), view.Dash(p.GetName()), p.GetMachine(), view.KindOf(p),
-				view.Age(view.TimeOf(p.GetCreatedAt()), time.Now()), view.Size(p.GetDiskBytes()), view.Dash(current), p.GetMessage(),
+				view.Short(p.GetId()), view.Dash(p.GetName()), p.GetMachine(), view.KindOf(p), view.Dash(view.Verification(p)),
+				view.Age(view.TimeOf(p.GetCreatedAt()), time.Now()), view.Size(p.GetDiskBytes()), memory(p),
+				view.Dash(view.Standbys(p)), view.Dash(current), p.GetMessage(),
 			})
 		}
 		o.Human = func(w io.Writer) error {
-			return view.Table(w, []string{"ID", "NAME", "MACHINE", "KIND", "CREATED", "DISK", "HEAD", "MESSAGE"}, rows)
+			return view.Table(w, []string{
+				"ID", "NAME", "MACHINE", "KIND", "VERIFICATION", "CREATED", "DISK", "MEMORY", "STANDBYS", "HEAD", "MESSAGE",
+			}, rows)
 		}
+		warnOfFailed(a, checkpoints...)
 		return a.Print(o)
 	})
+}
+
+// warnOfFailed says loudly which checkpoints may not be restorable.
+func warnOfFailed(a *app.App, checkpoints ...*holdpointv1.Checkpoint) {
+	for _, p := range checkpoints {
+		if warning := view.FailedWarning(p); warning != "" {
+			a.Say("warning: " + warning)
+		}
+	}
 }
 
 // NewCheckpointShow is the verb `checkpoint show`.
@@ -80,6 +93,7 @@ func runCheckpointShow(ctx context.Context, a *app.App, checkpoint, machine stri
 			return err
 		}
 		p := res.Msg
+		warnOfFailed(a, p)
 		return a.Print(app.Output{
 			Object: view.CheckpointObject{Header: view.NewHeader(), Checkpoint: view.CheckpointOf(p)},
 			Terse:  []string{p.GetId()},
@@ -98,20 +112,37 @@ func checkpointFields(p *holdpointv1.Checkpoint) [][2]string {
 		{"created", view.Age(view.TimeOf(p.GetCreatedAt()), time.Now())},
 		{"parent", p.GetParent()},
 		{"image", p.GetImageBuildId()},
-		{"stored", view.Size(p.GetDiskBytes() + p.GetMemoryBytes())},
+		{"stored", stored(p.GetDiskBytes(), p.GetMemoryBytes())},
 		{"layers", strings.Join(p.GetLayers(), " ")},
 	}
 	if p.GetAutomatic() {
-		fields = append(fields, [2]string{"made", "by itself, before a restore"})
+		fields = append(fields, [2]string{"made", "by holdpoint itself"})
 	}
 	if p.GetCurrent() {
-		fields = append(fields, [2]string{"head", "the machine's disk continues from here"})
+		fields = append(fields, [2]string{"head", "the machine continues from here"})
 	}
+	fields = append(fields, view.FullFields(p)...)
 	fields = append(fields, view.SpecFields(p.GetSpec())...)
 	for _, r := range p.GetRoutes() {
 		fields = append(fields, [2]string{"route then", fmt.Sprintf("%s → port %d", r.GetHost(), r.GetPort())})
 	}
 	return append(fields, [2]string{"restore", restoreCommand(p)})
+}
+
+// memory says how many bytes of memory a full checkpoint adds; "-" of others.
+func memory(p *holdpointv1.Checkpoint) string {
+	if p.GetKind() != "full" {
+		return "-"
+	}
+	return view.Size(p.GetMemoryBytes())
+}
+
+// stored says how many bytes a checkpoint adds, of disk and of memory.
+func stored(disk, memory int64) string {
+	if memory == 0 {
+		return view.Size(disk)
+	}
+	return fmt.Sprintf("%s (disk %s, memory %s)", view.Size(disk+memory), view.Size(disk), view.Size(memory))
 }
 
 // restoreCommand is what a person types to go back.

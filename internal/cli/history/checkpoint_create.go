@@ -32,26 +32,30 @@ func NewCheckpointCreate(a *app.App) *cobra.Command {
 		Use: "create MACHINE [flags]", Short: "Make a checkpoint of a machine",
 		Long: `Make a checkpoint of a machine. It is listed once it is safe on disk.
 
-Today there is one kind that works: --kind disk --mode stopped. Give both; the
-defaults are refused with UNSUPPORTED until they are there.
+--kind full (the default) keeps disk, memory and CPU of a running machine, which
+goes on: it stands still for some milliseconds. Where that cannot be done it is
+refused, and says why; a full checkpoint never becomes another kind.
 
---kind full (the default) will keep disk, memory and CPU. --kind disk keeps the
-disk:
-  --mode frozen    (the default of a disk checkpoint) will keep it while the
-                   machine's file systems refuse writes
+--kind disk keeps the disk:
+  --mode frozen    (the default of a disk checkpoint) while the machine's file
+                   systems refuse writes; not there yet: refused as UNSUPPORTED
   --mode stopped   after a clean shutdown; the machine is booted again, and a
                    stopped one stays so. Commands that run in it end: this is
                    asked on a terminal, and refused without one unless
-                   --stop-running is given.`,
-		Example: `  holdpoint checkpoint create web --kind disk --mode stopped --name before-agent`,
+                   --stop-running is given.
+
+Downtime is how long the machine stood still, "answers again" and "durable" count
+from the request: until it answered, and until the checkpoint was safe.`,
+		Example: `  holdpoint checkpoint create web -m "tests green"
+  holdpoint checkpoint create web --kind disk --mode stopped --name before-agent`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.CheckpointCreated{}, Complete: app.First(a.MachineNames),
-		Kinds: app.MachineKinds(errdefs.AlreadyExists, errdefs.Unsupported, errdefs.NoSpace),
+		Kinds: app.MachineKinds(errdefs.AlreadyExists, errdefs.Unsupported, errdefs.Incompatible, errdefs.NoSpace),
 		Run: func(ctx context.Context, args []string) error {
 			return runCheckpointCreate(ctx, a, args[0], o)
 		},
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.kind, "kind", "full", "full or disk; only disk works yet")
+	f.StringVar(&o.kind, "kind", "full", "full or disk")
 	f.StringVar(&o.mode, "mode", "", "of a disk checkpoint: frozen or stopped (default frozen); only stopped works yet")
 	f.StringVar(&o.name, "name", "", "name of the checkpoint")
 	f.StringVarP(&o.message, "message", "m", "", "what it is for")
@@ -68,8 +72,11 @@ func (o *checkpointCreateOptions) check() error {
 		return err
 	}
 	if kind == checkpoint.Full {
-		if o.mode != "" {
+		switch {
+		case o.mode != "":
 			return errdefs.New(errdefs.Invalid, "checkpoint mode %q: only a disk checkpoint has one; add --kind disk", o.mode)
+		case o.stopRunning || o.allowCrash:
+			return errdefs.New(errdefs.Invalid, "checkpoint create: a full checkpoint ends nothing; --stop-running and --allow-crash go with --kind disk --mode stopped")
 		}
 		return nil
 	}
@@ -141,7 +148,7 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 		Object: view.CheckpointCreated{
 			Header: view.NewHeader(), Checkpoint: view.CheckpointOf(p),
 			DowntimeMS: r.GetDowntimeMs(), ReturnMS: r.GetReturnMs(), DurableMS: r.GetDurableMs(),
-			StopMS: r.GetStopMs(), CopyMS: r.GetCopyMs(), BootMS: r.GetBootMs(),
+			StopMS: r.GetStopMs(), CopyMS: r.GetCopyMs(), BootMS: r.GetBootMs(), Phases: view.PhasesOf(r),
 			MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(),
 			RestoreCommand: restoreCommand(p), Operation: op.GetId(), Notes: view.Notes(notes),
 		},
@@ -151,10 +158,11 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 				{"checkpoint", p.GetId()},
 				{"name", p.GetName()},
 				{"kind", view.KindOf(p)},
+				{"copied while it ran", view.Precopied(r)},
 				{"downtime", downtime(r)},
 				{"answers again", answers(r)},
 				{"durable", "after " + view.Millis(r.GetDurableMs())},
-				{"stored", view.Size(r.GetDiskBytes() + r.GetMemoryBytes())},
+				{"stored", stored(r.GetDiskBytes(), r.GetMemoryBytes())},
 				{"restore with", restoreCommand(p)},
 			})
 		},
@@ -179,6 +187,9 @@ func answers(r *holdpointv1.CheckpointResult) string {
 func downtime(r *holdpointv1.CheckpointResult) string {
 	if stood(r) {
 		return "none: the machine was stopped, and still is"
+	}
+	if r.GetCheckpoint().GetKind() == string(checkpoint.Full) {
+		return view.FullDowntime(r)
 	}
 	text := view.Millis(r.GetDowntimeMs())
 	if r.GetStopMs()+r.GetCopyMs()+r.GetBootMs() == 0 {

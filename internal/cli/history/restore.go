@@ -32,13 +32,17 @@ func NewRestore(a *app.App) *cobra.Command {
 		Long: `Put a machine back to one of its checkpoints.
 
 --disk ("Restore disk") puts the disk back and boots from it. --full ("Restore
-machine") also puts memory and CPU back. Effects outside the machine stay.
+machine") puts memory and CPU back, too: what ran at the checkpoint runs on, but
+for its connections to the outside, which are closed. A full checkpoint can be
+restored either way, a disk checkpoint with --disk only (else KIND_MISMATCH); of a
+full one --disk gives the disk as after a power cut. Effects outside the machine
+stay.
 
 The present state is kept as a checkpoint first, and the command that undoes the
 restore is printed. Routes stay as they are now, unless --routes=restore; what
 that means for each URL is shown before anything is done. It is asked before the
-present state is discarded; without a terminal --yes is needed. A stopped machine
-is started. Only --disk works yet.
+present state is discarded; without a terminal --yes is needed. A stopped or
+suspended machine is started.
 
 Of the plan's columns THEN is the route's port at the checkpoint, NOW the port it has
 now, and LISTENING AFTER whether something will listen in the restored machine on
@@ -46,7 +50,8 @@ the port the route has then: yes, if something that the boot starts by itself
 listened on it when the checkpoint was made; no, if the route will lead nowhere in
 this machine; unknown otherwise. The warnings say which URLs would be broken.`,
 		Example: `  holdpoint restore web before-agent --disk --plan
-  holdpoint restore web before-agent --disk --routes=restore --yes`,
+  holdpoint restore web before-agent --disk --routes=restore --yes
+  holdpoint restore web last --full`,
 		MinArgs: 2, MaxArgs: 2, Effect: true, Cancels: true, Object: view.Restored{}, PlanObject: view.RestorePlan{}, Complete: a.CompleteRestore,
 		Kinds: app.MachineKinds(errdefs.Conflict, errdefs.Unsupported, errdefs.KindMismatch, errdefs.Incompatible, errdefs.NoSpace),
 		Run:   func(ctx context.Context, args []string) error { return runRestore(ctx, a, args[0], args[1], o) },
@@ -69,7 +74,7 @@ func (o *restoreOptions) kind() string {
 	return "disk"
 }
 
-func (o *restoreOptions) asked(starts bool) view.Asked {
+func (o *restoreOptions) asked(starts string) view.Asked {
 	return view.Asked{Kind: o.kind(), Routes: o.routes, Safety: !o.noSafety, Starts: starts}
 }
 
@@ -118,29 +123,32 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 
 // planRestore asks what would happen. Unless the request is to be one made
 // before, it pins it to what was seen: the machine's generation, and the
-// checkpoint by its id. starts says that the machine is stopped now, and will
-// be started.
-func planRestore(ctx context.Context, c *client.Client, pin bool, req *holdpointv1.RestoreMachineRequest) (plan *holdpointv1.RestorePlan, starts bool, err error) {
+// checkpoint by its id. starts is the machine's state where it will be started
+// from that; "" when it runs.
+func planRestore(ctx context.Context, c *client.Client, pin bool, req *holdpointv1.RestoreMachineRequest) (plan *holdpointv1.RestorePlan, starts string, err error) {
 	ctx, stop := app.Interruptible(ctx)
 	defer stop()
 	m, err := app.GetMachine(ctx, c, req.GetMachine())
 	if err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	res, err := c.Machines.PlanRestore(ctx, connect.NewRequest(req))
 	if err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	if pin {
 		req.Generation, req.Checkpoint = m.GetGeneration(), res.Msg.GetCheckpoint().GetId()
 	}
-	return res.Msg, m.GetState() == "stopped", nil
+	if state := m.GetState(); state == "stopped" || state == "suspended" {
+		starts = state
+	}
+	return res.Msg, starts, nil
 }
 
 // confirmRestore tells what will happen, and asks unless --yes said it already.
-func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, starts bool, o *restoreOptions) error {
+func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, starts string, o *restoreOptions) error {
 	if o.yes {
-		for _, warning := range view.RouteWarnings(plan, o.routes) {
+		for _, warning := range view.RestoreWarnings(plan, o.asked(starts)) {
 			a.Say("warning: " + warning)
 		}
 		return nil
@@ -171,10 +179,10 @@ func confirmRestore(a *app.App, plan *holdpointv1.RestorePlan, starts bool, o *r
 	return nil
 }
 
-func printPlan(a *app.App, plan *holdpointv1.RestorePlan, starts bool, o restoreOptions) error {
+func printPlan(a *app.App, plan *holdpointv1.RestorePlan, starts string, o restoreOptions) error {
 	out := app.Output{
 		Object: view.RestorePlan{
-			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()), Starts: starts,
+			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()), Starts: starts != "",
 			Routes: view.List(plan.GetRoutes(), view.RouteChangeOf),
 			Newer:  view.List(plan.GetNewer(), view.CheckpointOf), Commands: view.Notes(plan.GetCommands()),
 			Effects: view.List(plan.GetEffects(), view.EffectOf),
@@ -192,7 +200,8 @@ func printRestored(a *app.App, op *client.Operation) error {
 			Header: view.NewHeader(), Machine: view.MachineOf(op.GetResult().GetMachine()),
 			Restored: view.CheckpointOf(r.GetRestored()), Safety: view.CheckpointOf(r.GetSafety()),
 			UndoCommand: r.GetUndoCommand(), Routes: view.List(r.GetPlan().GetRoutes(), view.RouteChangeOf),
-			Generation: r.GetGeneration(), DowntimeMS: r.GetDowntimeMs(), Operation: op.GetId(), Notes: view.Notes(notes),
+			Generation: r.GetGeneration(), DowntimeMS: r.GetDowntimeMs(), RunningMS: r.GetRunningMs(), AnswerMS: r.GetAnswerMs(),
+			Closed: r.GetClosedSockets(), From: r.GetFrom(), Operation: op.GetId(), Notes: view.Notes(notes),
 		},
 		Terse: []string{r.GetSafety().GetId()},
 		Human: func(w io.Writer) error {
@@ -204,8 +213,36 @@ func printRestored(a *app.App, op *client.Operation) error {
 				{"restored", fmt.Sprintf("%s to %s (%s)", op.GetMachine(), view.NameOf(r.GetRestored()), view.KindOf(r.GetRestored()))},
 				{"kept before", kept},
 				{"downtime", view.Millis(r.GetDowntimeMs())},
+				{"ran", ran(r)},
+				{"connections closed", closed(r)},
 				{"undo with", r.GetUndoCommand()},
 			})
 		},
 	})
+}
+
+// ran says when a machine with its memory ran and answered, and from what; ""
+// where only the disk was restored.
+func ran(r *holdpointv1.RestoreResult) string {
+	if r.GetRunningMs() == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("after %s, answered after %s", view.Millis(r.GetRunningMs()), view.Millis(r.GetAnswerMs()))
+	switch r.GetFrom() {
+	case "standby":
+		return text + " (from a standby)"
+	case "memory-file":
+		return text + " (from its memory file)"
+	case "layers":
+		return text + " (from its layers)"
+	}
+	return text
+}
+
+// closed says how many connections the machine had to give up; "" for none.
+func closed(r *holdpointv1.RestoreResult) string {
+	if r.GetClosedSockets() == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d to the outside, which were open at the checkpoint", r.GetClosedSockets())
 }

@@ -29,8 +29,9 @@ func NewAttach(a *app.App) *cobra.Command {
 	var o attachOptions
 	cmd := a.Command(app.Verb{
 		Use: "attach MACHINE [COMMAND-ID] [flags]", Short: "Connect to a detached command",
-		Long: `Connect to a command that was started with "exec --detach": see its output, type
-to it if it was started with --interactive or --tty too, and get its exit code.
+		Long: `Connect to a command that was started with "exec --detach", or that ran when the
+machine was checkpointed, forked or suspended and goes on: see its output, type to
+it if it was started with --interactive or --tty too, and get its exit code.
 Without an id it is the only one there is. On a terminal, Ctrl-P Ctrl-Q leaves and
 lets the command go on.`,
 		MinArgs: 1, MaxArgs: 2, PassesCode: true, Object: view.Executed{}, Complete: a.CompleteCommand,

@@ -1,10 +1,8 @@
 package inside
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -106,7 +104,7 @@ func environment(given []string) ([]string, error) {
 
 // execute runs e with this process's streams and ends as the command does.
 func execute(ctx context.Context, a *app.App, e *guest.Exec, withInput bool) error {
-	var stdout, stderr capped
+	stdout, stderr := guest.Kept{Limit: maxJSONOutput}, guest.Kept{Limit: maxJSONOutput}
 	e.Stdout, e.Stderr = a.Config.Stdout, a.Config.Stderr
 	if a.JSON {
 		e.Stdout, e.Stderr = &stdout, &stderr
@@ -163,13 +161,13 @@ func takeTerminal(a *app.App, e *guest.Exec) (restore func(), err error) {
 	}, nil
 }
 
-func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *capped) error {
+func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *guest.Kept) error {
 	detached := e.Start.GetDetach() && r.Left
 	switch {
 	case a.JSON:
 		err := a.PrintJSON(view.Executed{
 			Header: view.NewHeader(), Command: view.Command{ID: r.CommandID, PID: r.PID}, Detached: r.Left,
-			ExitCode: r.Code, Error: notStarted(r), Stdout: stdout.String(), Stderr: stderr.String(), Truncated: stdout.full || stderr.full,
+			ExitCode: r.Code, Error: view.NotStarted(r.Code, r.Reason), Stdout: stdout.String(), Stderr: stderr.String(), Truncated: stdout.Full() || stderr.Full(),
 		})
 		if err != nil {
 			return err
@@ -193,18 +191,6 @@ func printExecuted(a *app.App, e *guest.Exec, r guest.Result, stdout, stderr *ca
 	return nil
 }
 
-// notStarted says why the command could not be started; nil when it was.
-func notStarted(r guest.Result) *view.Error {
-	if r.Reason == "" {
-		return nil
-	}
-	kind := errdefs.Denied
-	if r.Code == 127 {
-		kind = errdefs.NotFound
-	}
-	return &view.Error{Kind: string(kind), Message: view.Line(r.Reason)}
-}
-
 // named gives the daemon's refusal of an exec the name of the verb that the
 // user gave.
 func named(verb string, err error) error {
@@ -212,19 +198,4 @@ func named(verb string, err error) error {
 		return errdefs.New(client.KindOf(err), "%s: %s", verb, text)
 	}
 	return err
-}
-
-// capped keeps the first maxJSONOutput bytes.
-type capped struct {
-	bytes.Buffer
-	full bool
-}
-
-var _ io.Writer = (*capped)(nil)
-
-func (c *capped) Write(p []byte) (int, error) {
-	keep := min(len(p), maxJSONOutput-c.Len())
-	c.full = c.full || keep < len(p)
-	c.Buffer.Write(p[:keep])
-	return len(p), nil
 }

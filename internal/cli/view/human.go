@@ -185,6 +185,15 @@ func (h harmless) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// idle says after what time an idle machine is suspended; "" for never.
+func idle(ms int64) string {
+	if ms == 0 {
+		return ""
+	}
+	text := (time.Duration(ms) * time.Millisecond).String()
+	return strings.NewReplacer("h0m0s", "h", "m0s", "m").Replace(text) + " without use"
+}
+
 // SpecFields are the fields of a spec, for Fields.
 func SpecFields(s *holdpointv1.Spec) [][2]string {
 	return [][2]string{
@@ -194,5 +203,6 @@ func SpecFields(s *holdpointv1.Spec) [][2]string {
 		{"on boot", s.GetOnBoot()},
 		{"in memory only", strings.Join(s.GetTmpfs(), " ")},
 		{"network", s.GetNetwork()},
+		{"suspended after", idle(s.GetSuspendAfterMillis())},
 	}
 }

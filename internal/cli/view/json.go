@@ -4,11 +4,13 @@
 package view
 
 import (
+	"encoding/json"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
 // SchemaVersion counts incompatible changes of the JSON output; new fields may
@@ -43,6 +45,10 @@ type Machine struct {
 	Exit         string  `json:"exit"`
 	Head         string  `json:"head"`
 	ChainLength  uint32  `json:"chain_length"`
+	// FullCheckpoints is how changed pages of memory are found.
+	FullCheckpoints string `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be made; empty while it does not run"`
+	ForkedFrom      string `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
+	RemoveOnStop    bool   `json:"remove_on_stop"`
 }
 
 // Spec is what a machine is made of.
@@ -53,6 +59,8 @@ type Spec struct {
 	OnBoot      string   `json:"on_boot"`
 	Tmpfs       []string `json:"tmpfs"`
 	Network     string   `json:"network"`
+	// SuspendAfterMS is 0 for never.
+	SuspendAfterMS int64 `json:"suspend_after_ms" doc:"an idle machine is suspended after this time, 0 for never"`
 }
 
 // Image is what machines start from.
@@ -88,6 +96,14 @@ type Checkpoint struct {
 	Layers       []string `json:"layers"`
 	Automatic    bool     `json:"automatic"`
 	Current      bool     `json:"current"`
+	// What follows is of full checkpoints.
+	Verification string          `json:"verification" doc:"unverified, verified or failed; of a full checkpoint, as all that follows"`
+	Problem      string          `json:"problem" doc:"why the verification failed"`
+	Tracking     string          `json:"tracking" doc:"how changed memory was found"`
+	MemoryLayers []string        `json:"memory_layers"`
+	Pool         uint32          `json:"pool" doc:"standbys wanted"`
+	Standbys     uint32          `json:"standbys" doc:"standbys that are ready"`
+	Platform     json.RawMessage `json:"platform" doc:"what it rests on: accelerator, QEMU line, machine type, CPU model and so on"`
 }
 
 // Route is a published host name.
@@ -149,6 +165,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 		Accelerator: m.GetAccelerator(), QEMUVersion: m.GetQemuVersion(),
 		QEMUPID: m.GetQemuPid(), MonitorPID: m.GetMonitorPid(),
 		Exit: m.GetExit(), Head: m.GetHead(), ChainLength: m.GetChainLength(),
+		FullCheckpoints: m.GetFullCheckpoints(), ForkedFrom: m.GetForkedFrom(), RemoveOnStop: m.GetRemoveOnStop(),
 	}
 }
 
@@ -157,6 +174,7 @@ func SpecOf(s *holdpointv1.Spec) Spec {
 	return Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(),
 		OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
+		SuspendAfterMS: s.GetSuspendAfterMillis(),
 	}
 }
 
@@ -182,7 +200,18 @@ func CheckpointOf(c *holdpointv1.Checkpoint) *Checkpoint {
 		ImageBuildID: c.GetImageBuildId(), Routes: List(c.GetRoutes(), RouteOf),
 		DiskBytes: c.GetDiskBytes(), MemoryBytes: c.GetMemoryBytes(),
 		Layers: List(c.GetLayers(), same), Automatic: c.GetAutomatic(), Current: c.GetCurrent(),
+		Verification: c.GetVerification(), Problem: c.GetProblem(), Tracking: c.GetTracking(),
+		MemoryLayers: List(c.GetMemoryLayers(), same), Pool: c.GetPool(), Standbys: c.GetStandbys(),
+		Platform: object(c.GetPlatform()),
 	}
+}
+
+// object is text that is JSON; nil, which is null, for anything else.
+func object(text string) json.RawMessage {
+	if !json.Valid([]byte(text)) {
+		return nil
+	}
+	return json.RawMessage(text)
 }
 
 // RouteOf makes the view of a route.
@@ -210,6 +239,19 @@ func OperationOf(o *holdpointv1.Operation) Operation {
 		v.Error = &Error{Kind: e.GetKind(), Message: e.GetMessage()}
 	}
 	return v
+}
+
+// NotStarted says why a command in a machine could not be started; nil when
+// there is no reason, as it was.
+func NotStarted(code int32, reason string) *Error {
+	if reason == "" {
+		return nil
+	}
+	kind := errdefs.Denied
+	if code == 127 {
+		kind = errdefs.NotFound
+	}
+	return &Error{Kind: string(kind), Message: Line(reason)}
 }
 
 // CheckOf makes the view of one thing doctor looked at.

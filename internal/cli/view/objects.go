@@ -56,23 +56,118 @@ type CheckpointRemoved struct {
 	Notes      []string    `json:"notes"`
 }
 
+// CheckpointVerified is what checkpoint verify prints of a proven checkpoint.
+type CheckpointVerified struct {
+	Header
+	Checkpoint *Checkpoint `json:"checkpoint"`
+	Layers     uint32      `json:"layers" doc:"layers whose content was checked"`
+	Bytes      int64       `json:"bytes"`
+	Restored   bool        `json:"restored" doc:"it was restored aside and answered; false for a disk checkpoint"`
+	Operation  string      `json:"operation"`
+	Notes      []string    `json:"notes"`
+}
+
+// CheckpointDone is what checkpoint pool prints.
+type CheckpointDone struct {
+	Header
+	Checkpoint *Checkpoint `json:"checkpoint"`
+	Operation  string      `json:"operation"`
+	Notes      []string    `json:"notes"`
+}
+
 // CheckpointCreated is what checkpoint create prints. Times are milliseconds:
 // the machine's standstill, until it answered again, until the checkpoint was
-// safe, and the parts of the standstill of a stopped checkpoint.
+// safe, and the parts of these.
 type CheckpointCreated struct {
 	Header
 	Checkpoint     *Checkpoint `json:"checkpoint"`
 	DowntimeMS     float64     `json:"downtime_ms"`
 	ReturnMS       float64     `json:"return_ms"`
 	DurableMS      float64     `json:"durable_ms"`
-	StopMS         float64     `json:"stop_ms"`
+	StopMS         float64     `json:"stop_ms" doc:"part of the downtime of a stopped checkpoint, as copy_ms and boot_ms"`
 	CopyMS         float64     `json:"copy_ms"`
 	BootMS         float64     `json:"boot_ms"`
+	Phases         *Phases     `json:"phases" doc:"of a full checkpoint"`
 	MemoryBytes    int64       `json:"memory_bytes"`
 	DiskBytes      int64       `json:"disk_bytes"`
 	RestoreCommand string      `json:"restore_command"`
 	Operation      string      `json:"operation"`
 	Notes          []string    `json:"notes"`
+}
+
+// Phases are where the time of a full checkpoint went.
+type Phases struct {
+	PrecopyMS       float64 `json:"precopy_ms" doc:"memory was copied while the machine ran on"`
+	PrecopyRounds   uint32  `json:"precopy_rounds"`
+	PrecopiedBytes  int64   `json:"precopied_bytes"`
+	WindowStopMS    float64 `json:"window_stop_ms" doc:"the CPUs were stopped; this and what begins with window_ is part of the downtime"`
+	WindowDevicesMS float64 `json:"window_devices_ms" doc:"the devices' state was written"`
+	WindowSwitchMS  float64 `json:"window_switch_ms" doc:"the disk was switched to a new layer"`
+	WindowPagesMS   float64 `json:"window_pages_ms" doc:"the last memory was copied, beside the devices and the switch"`
+	WindowResumeMS  float64 `json:"window_resume_ms" doc:"the CPUs were let go"`
+	WindowBytes     int64   `json:"window_bytes"`
+	EncodeMS        float64 `json:"encode_ms" doc:"the memory was made a layer, while the machine ran on"`
+}
+
+// PhasesOf makes the view of a full checkpoint's phases; nil for others.
+func PhasesOf(r *holdpointv1.CheckpointResult) *Phases {
+	if r.GetCheckpoint().GetKind() != "full" {
+		return nil
+	}
+	return &Phases{
+		PrecopyMS: r.GetPrecopyMs(), PrecopyRounds: r.GetPrecopyRounds(), PrecopiedBytes: r.GetPrecopiedBytes(),
+		WindowStopMS: r.GetWindowStopMs(), WindowDevicesMS: r.GetWindowDevicesMs(), WindowSwitchMS: r.GetWindowSwitchMs(),
+		WindowPagesMS: r.GetWindowPagesMs(), WindowResumeMS: r.GetWindowResumeMs(), WindowBytes: r.GetWindowBytes(),
+		EncodeMS: r.GetEncodeMs(),
+	}
+}
+
+// Suspended is what suspend prints: the machine, and the checkpoint it goes on
+// from.
+type Suspended struct {
+	Header
+	Machine    Machine     `json:"machine"`
+	Checkpoint *Checkpoint `json:"checkpoint" doc:"what resume goes on from"`
+	DurableMS  float64     `json:"durable_ms" doc:"0 when it was suspended before"`
+	Operation  string      `json:"operation"`
+	Notes      []string    `json:"notes"`
+}
+
+// Forked is what fork prints. Each machine can fail alone.
+type Forked struct {
+	Header
+	Machines   []ForkedMachine `json:"machines"`
+	Checkpoint *Checkpoint     `json:"checkpoint" doc:"what was taken of the running machine first, else null"`
+	Operation  string          `json:"operation"`
+	Notes      []string        `json:"notes"`
+}
+
+// ForkedMachine is one machine of a fork, with the command that ran in it.
+type ForkedMachine struct {
+	Name     string   `json:"name" doc:"the name it has, or would have had"`
+	ID       string   `json:"id" doc:"empty when there is no machine"`
+	State    string   `json:"state"`
+	Error    *Error   `json:"error" doc:"why there is no machine, or no end of its command"`
+	Index    uint32   `json:"index" doc:"FORK_INDEX, from 1"`
+	ReadyMS  float64  `json:"ready_ms" doc:"from its turn to its first answer"`
+	Command  *Command `json:"command"`
+	Detached bool     `json:"detached"`
+	ExitCode *int32   `json:"exit_code" doc:"the command's, when it has ended or could not be started"`
+	Stdout   string   `json:"stdout"`
+	Stderr   string   `json:"stderr"`
+	// Truncated says that output beyond the limit of 1 MiB was dropped.
+	Truncated bool `json:"truncated" doc:"output of more than 1 MiB was dropped"`
+}
+
+// ForkedOf makes the view of one machine of a fork.
+func ForkedOf(f *holdpointv1.ForkResult) ForkedMachine {
+	v := ForkedMachine{
+		Name: f.GetName(), ID: f.GetMachine().GetId(), State: f.GetMachine().GetState(), Index: f.GetIndex(), ReadyMS: f.GetReadyMs(),
+	}
+	if e := f.GetError(); e != nil {
+		v.Error = &Error{Kind: e.GetKind(), Message: Line(e.GetMessage())}
+	}
+	return v
 }
 
 // Checkpoints is what checkpoint ls prints, newest first.
@@ -89,13 +184,13 @@ type Log struct {
 }
 
 // RestorePlan is what restore --plan prints. A machine's newer checkpoints are
-// kept; its commands end. Starts says that the machine is stopped now, and will
-// be started.
+// kept; its commands end. Starts says that the machine is stopped or suspended
+// now, and will be started.
 type RestorePlan struct {
 	Header
 	Machine    string        `json:"machine"`
 	Checkpoint *Checkpoint   `json:"checkpoint"`
-	Starts     bool          `json:"starts" doc:"the machine is stopped and will be started"`
+	Starts     bool          `json:"starts" doc:"the machine is stopped or suspended and will be started"`
 	Routes     []RouteChange `json:"routes"`
 	Newer      []*Checkpoint `json:"newer" doc:"checkpoints made since then, newest first; they are kept"`
 	Commands   []string      `json:"commands" doc:"commands that run now and will end"`
@@ -126,6 +221,10 @@ type Restored struct {
 	Routes      []RouteChange `json:"routes"`
 	Generation  uint64        `json:"generation"`
 	DowntimeMS  float64       `json:"downtime_ms"`
+	RunningMS   float64       `json:"running_ms" doc:"of --full: until its CPUs ran"`
+	AnswerMS    float64       `json:"answer_ms" doc:"of --full: until it answered"`
+	Closed      uint32        `json:"closed_sockets" doc:"of --full: connections to the outside that were open then and are closed now"`
+	From        string        `json:"from" doc:"of --full: standby, memory-file or layers, what it was restored from"`
 	Operation   string        `json:"operation"`
 	Notes       []string      `json:"notes"`
 }

@@ -23,8 +23,9 @@ type Asked struct {
 	Kind, Routes string
 	// Safety says that the present state is kept.
 	Safety bool
-	// Starts says that the machine is stopped and will be started.
-	Starts bool
+	// Starts is the state the machine will be started from, stopped or
+	// suspended; "" when it runs.
+	Starts string
 }
 
 // PrintPlan tells people what a restore would do, with a warning for each URL
@@ -39,8 +40,13 @@ func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, o Asked) error {
 	} else {
 		b.WriteString("The present state is lost (--no-safety).\n")
 	}
-	if o.Starts {
-		b.WriteString("The machine is stopped; it will be started.\n")
+	if o.Starts != "" {
+		fmt.Fprintf(&b, "The machine is %s; it will be started.\n", Line(o.Starts))
+	}
+	outside := "the disk"
+	if o.Kind == "full" {
+		outside = "the machine"
+		b.WriteString("What ran at the checkpoint runs on; its connections to the outside are closed.\n")
 	}
 	if n := len(plan.GetNewer()); n > 0 {
 		fmt.Fprintf(&b, "%s made since then: kept.\n", Count(n, "checkpoint"))
@@ -52,7 +58,7 @@ func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, o Asked) error {
 		}
 	}
 	if effects := plan.GetEffects(); len(effects) > 0 {
-		b.WriteString("Outside the disk since then, and not undone:\n")
+		fmt.Fprintf(&b, "Outside %s since then, and not undone:\n", outside)
 		for _, e := range effects {
 			fmt.Fprintf(&b, "  %s: %s (%s)\n", e.GetKind(), Line(e.GetWhat()), Age(TimeOf(e.GetAt()), time.Now()))
 		}
@@ -67,7 +73,7 @@ func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, o Asked) error {
 			return err
 		}
 	}
-	for _, warning := range RouteWarnings(plan, o.Routes) {
+	for _, warning := range RestoreWarnings(plan, o) {
 		fmt.Fprintf(&b, "Warning: %s\n", warning)
 	}
 	_, err := io.WriteString(w, b.String())
@@ -97,19 +103,26 @@ func RouteDiffers(r *holdpointv1.RouteChange) bool {
 	return false
 }
 
-// RouteWarnings says in plain words which URLs will not do what they do now,
-// or did then.
-func RouteWarnings(plan *holdpointv1.RestorePlan, routes string) []string {
+// RestoreWarnings says in plain words that the checkpoint may be broken, and
+// which URLs will not do what they do now, or did then.
+func RestoreWarnings(plan *holdpointv1.RestorePlan, o Asked) []string {
 	var warnings []string
+	if text := FailedWarning(plan.GetCheckpoint()); text != "" {
+		warnings = append(warnings, text)
+	}
+	on := "on the restored disk"
+	if o.Kind == "full" {
+		on = "in the restored machine"
+	}
 	for _, r := range plan.GetRoutes() {
-		if text := routeWarning(r, routes == "restore"); text != "" {
+		if text := routeWarning(r, o.Routes == "restore", on); text != "" {
 			warnings = append(warnings, Line(text))
 		}
 	}
 	return warnings
 }
 
-func routeWarning(r *holdpointv1.RouteChange, back bool) string {
+func routeWarning(r *holdpointv1.RouteChange, back bool, on string) string {
 	host, now, then := r.GetHost(), r.GetNow(), r.GetThen()
 	listens := r.GetListening()
 	switch change := r.GetChange(); {
@@ -120,8 +133,8 @@ func routeWarning(r *holdpointv1.RouteChange, back bool) string {
 	case back:
 		return ""
 	case change == "changed" && listens != "yes":
-		return fmt.Sprintf("the URL of %s will be broken: the route leads to port %d, and on the restored disk the service is back on port %d; --routes=restore puts the route back too, --routes=keep leaves it",
-			host, now, then)
+		return fmt.Sprintf("the URL of %s will be broken: the route leads to port %d, and %s the service is back on port %d; --routes=restore puts the route back too, --routes=keep leaves it",
+			host, now, on, then)
 	case change == "removed":
 		return fmt.Sprintf("%s was published then (port %d) and stays withdrawn; --routes=restore publishes it again", host, then)
 	case listens == "no":

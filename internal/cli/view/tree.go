@@ -93,18 +93,31 @@ func (p *painter) paint() {
 	if m == nil {
 		fmt.Fprintf(&p.out, "%s  (gone; its checkpoints are kept)\n", p.bold(p.graph.names[p.machine]))
 	} else {
-		fmt.Fprintf(&p.out, "%s  %s, image %s\n", p.bold(m.GetName()), m.GetState(), Dash(Line(m.GetImage())))
+		fmt.Fprintf(&p.out, "%s  %s, image %s%s\n", p.bold(m.GetName()), m.GetState(), Dash(Line(m.GetImage())), p.forkOf(m))
 	}
-	// Roots hang side by side from the image; the one of the present is last. A
-	// present that comes of none of them hangs from the image, too.
+	// Roots hang side by side from the image, or from what the machine was forked
+	// from; the one of the present is last. A present that comes of none of them
+	// hangs from there, too.
 	head := p.head()
 	for i, root := range p.presentLast(roots) {
 		last := i == len(roots)-1 && (m == nil || p.leads(root, head))
 		p.branch(root, "", last)
 	}
-	if m != nil && p.graph.byID[head] == nil {
+	if at := p.graph.byID[head]; m != nil && (at == nil || at.GetMachineId() != p.machine) {
 		p.out.WriteString("● now\n")
 	}
+}
+
+// forkOf says what checkpoint the machine was forked from; "" for none.
+func (p *painter) forkOf(m *holdpointv1.Machine) string {
+	id := m.GetForkedFrom()
+	if id == "" {
+		return ""
+	}
+	if c := p.graph.byID[id]; c != nil {
+		return fmt.Sprintf(", fork of %s %s", Line(c.GetMachine()), Line(NameOf(c)))
+	}
+	return ", fork of " + Short(id)
 }
 
 // head is the checkpoint the machine's disk continues from, "" for the image.
@@ -180,7 +193,7 @@ func (p *painter) label(c *holdpointv1.Checkpoint) string {
 	}
 	words = append(words, KindOf(c), Age(TimeOf(c.GetCreatedAt()), p.tree.Now))
 	if c.GetAutomatic() {
-		words = append(words, "(kept before a restore)")
+		words = append(words, "("+madeBy(c)+")")
 	}
 	if parent := p.graph.byID[c.GetParent()]; parent != nil && parent.GetMachineId() != p.machine {
 		words = append(words, fmt.Sprintf("(fork of %s %s)", parent.GetMachine(), NameOf(parent)))
@@ -188,7 +201,19 @@ func (p *painter) label(c *holdpointv1.Checkpoint) string {
 	if c.GetMessage() != "" {
 		words = append(words, "“"+Line(c.GetMessage())+"”")
 	}
+	if Failed(c) {
+		words = append(words, p.bold(Line("FAILED verification: "+Dash(c.GetProblem()))))
+	}
 	return strings.Join(words, "  ")
+}
+
+// madeBy says why holdpoint made a checkpoint by itself; its message says it in
+// the other cases.
+func madeBy(c *holdpointv1.Checkpoint) string {
+	if c.GetMessage() == "" || strings.HasPrefix(c.GetMessage(), "before restore") {
+		return "kept before a restore"
+	}
+	return "automatic"
 }
 
 func (p *painter) bold(s string) string {

@@ -99,6 +99,11 @@ func TestTree(t *testing.T) {
 	m := func(id, head string) *holdpointv1.Machine {
 		return &holdpointv1.Machine{Id: id, Name: "name-" + id, State: "running", Image: "debian", Head: head}
 	}
+	fork := func(id, head, of string) *holdpointv1.Machine {
+		f := m(id, head)
+		f.ForkedFrom = of
+		return f
+	}
 	for _, test := range []struct {
 		name        string
 		machines    []*holdpointv1.Machine
@@ -157,6 +162,24 @@ name-b  running, image debian
 name-a  (gone; its checkpoints are kept)
 ○ 1  disk stopped  23 h ago
 `},
+		{"forks, all in view", []*holdpointv1.Machine{m("a", "1"), fork("b", "1", "1"), fork("c", "3", "1")}, []*holdpointv1.Checkpoint{
+			point("1", "", "a", 1), point("3", "1", "c", 3),
+		}, `
+name-a  running, image debian
+○ 1  disk stopped  23 h ago
+● now
+
+name-b  running, image debian, fork of name-a 1
+● now
+
+name-c  running, image debian, fork of name-a 1
+○ 3  disk stopped  21 h ago  (fork of name-a 1)
+● now
+`},
+		{"a fork alone", []*holdpointv1.Machine{fork("b", "1", "1")}, nil, `
+name-b  running, image debian, fork of 1
+● now
+`},
 		{"a circle in the records", []*holdpointv1.Machine{m("a", "1")}, []*holdpointv1.Checkpoint{
 			point("1", "2", "a", 1), point("2", "1", "a", 2),
 		}, `
@@ -203,7 +226,7 @@ func TestRouteWarnings(t *testing.T) {
 			{Host: "h", Change: test.change, Then: test.then, Now: test.now, Listening: test.listening, Owner: "mail"},
 		}}
 		for routes, want := range map[string]string{"": test.keep, "keep": test.keep, "restore": test.restore} {
-			got := strings.Join(view.RouteWarnings(plan, routes), "\n")
+			got := strings.Join(view.RestoreWarnings(plan, view.Asked{Kind: "disk", Routes: routes}), "\n")
 			if want == "" && got != "" || !strings.Contains(got, want) {
 				t.Errorf("%s, listening %s, --routes=%s: %q, want %q", test.change, test.listening, routes, got, want)
 			}
