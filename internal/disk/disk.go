@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/durable"
@@ -49,10 +50,14 @@ type Config struct {
 	FS *durable.FS
 }
 
-// Disk makes and measures layers. It has no state and no end.
+// Disk makes and measures layers. It has no end.
 type Disk struct {
 	img string
 	fs  *durable.FS
+
+	mu sync.Mutex
+	// blanks are the empty overlays that were made, by size.
+	blanks map[int64]blank
 }
 
 // New returns a Disk.
@@ -60,7 +65,7 @@ func New(cfg Config) *Disk {
 	if cfg.ImgBinary == "" {
 		cfg.ImgBinary = "qemu-img"
 	}
-	return &Disk{img: cfg.ImgBinary, fs: cfg.FS}
+	return &Disk{img: cfg.ImgBinary, fs: cfg.FS, blanks: map[int64]blank{}}
 }
 
 // Create makes an empty overlay at path, durable with its name when it
@@ -78,8 +83,12 @@ func (d *Disk) Create(ctx context.Context, path string, size int64) error {
 	if err != nil {
 		return fmt.Errorf("create overlay: %w", err)
 	}
-	if err = f.Close(); err == nil {
-		err = d.fill(ctx, path, size)
+	defer f.Close()
+	if err = d.fill(ctx, f, size); err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = d.fs.SyncDir(filepath.Dir(path))
 	}
 	if err != nil {
 		_ = os.Remove(path) // it holds nothing, and the first error says more
@@ -88,7 +97,16 @@ func (d *Disk) Create(ctx context.Context, path string, size int64) error {
 	return nil
 }
 
-func (d *Disk) fill(ctx context.Context, path string, size int64) error {
+// fill makes the new file an empty overlay: the first one of a size by
+// qemu-img, which takes 10 ms and more, the next ones as copies of that.
+func (d *Disk) fill(ctx context.Context, f *durable.File, size int64) error {
+	d.mu.Lock()
+	made, known := d.blanks[size]
+	d.mu.Unlock()
+	if known {
+		return made.write(f.OS())
+	}
+	path := f.OS().Name()
 	ctx, cancel := context.WithTimeout(ctx, imgTimeout)
 	defer cancel()
 	_, err := d.run(ctx, "create", "-q", "-f", Qcow2,
@@ -104,10 +122,15 @@ func (d *Disk) fill(ctx context.Context, path string, size int64) error {
 	if err := h.CheckStandalone(); err != nil {
 		return err
 	}
-	if err := d.fs.Sync(path); err != nil {
+	if made, err = readBlank(path); err != nil {
 		return err
 	}
-	return d.fs.SyncDir(filepath.Dir(path))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.blanks) < maxBlanks {
+		d.blanks[size] = made
+	}
+	return nil
 }
 
 // Seal makes the overlay at path a layer: its content is durable and its mode

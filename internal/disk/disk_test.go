@@ -126,6 +126,40 @@ func TestCreateFailureLeavesNothing(t *testing.T) {
 	}
 }
 
+// The second overlay of a size is made without qemu-img, of the same bytes.
+func TestNextOverlayIsTheSame(t *testing.T) {
+	d, dir := newDisk(t, nil), t.TempDir()
+	for _, size := range []int64{mib, 8 << 30, 2 << 40} {
+		first, next := filepath.Join(dir, "first"), filepath.Join(dir, "next")
+		if err := d.Create(ctxOf(t), first, size); err != nil {
+			t.Fatal(err)
+		}
+		img := d.img
+		d.img = filepath.Join(dir, "no-qemu-img")
+		err := d.Create(ctxOf(t), next, size)
+		d.img = img
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := os.ReadFile(first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(next)
+		if err != nil || !bytes.Equal(a, b) {
+			t.Errorf("overlay of %d bytes: %d and %d bytes differ, %v", size, len(a), len(b), err)
+		}
+		if out, err := exec.Command(img, "check", "-q", "-f", Qcow2, next).CombinedOutput(); err != nil {
+			t.Errorf("check: %v: %s", err, out)
+		}
+		for _, path := range []string{first, next} {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func TestChainShowsEachLayerAndGrows(t *testing.T) {
 	d, dir := newDisk(t, nil), t.TempDir()
 	chain := []Layer{rawBase(t, dir, 4*mib)}
