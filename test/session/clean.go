@@ -27,9 +27,13 @@ func cmdClean(ts *testscript.TestScript, neg bool, args []string) {
 //   - an operation that has not ended, a lease, a displaced disk;
 //   - a layer on the disk that the catalog does not know, or the other way
 //     round, or that nothing refers to;
-//   - a run's folder without a machine, or a socket folder without a run;
-//   - a machine that is still being made, or whose processes are not as many as
-//     its state says;
+//   - a run's folder that is neither a machine's nor a standby's, or a socket
+//     folder without a run;
+//   - what was captured of a run, but for its checkpoint;
+//   - a memory file that is missing although a run maps it;
+//   - a standby without a pool, or more of them than it has;
+//   - a machine that is still being made, or suspended without its memory;
+//   - more or fewer processes than machines and standbys have by their states;
 //   - an image's folder that the catalog does not know.
 //
 // What ends in the background is given time to.
@@ -68,9 +72,30 @@ var mustBeEmpty = map[string]string{
 	"lease":                `SELECT kind || ' ' || resource_id FROM leases`,
 	"displaced disk":       `SELECT operation_id FROM displaced`,
 	"half-made machine":    `SELECT name FROM machines WHERE state IN ('creating', 'unknown')`,
-	"unreferenced layer": `SELECT id FROM layers WHERE id NOT IN (SELECT layer_id FROM chains)
-		AND id NOT IN (SELECT layer_id FROM checkpoint_layers)`,
+	"unreferenced layer": `SELECT format || ' ' || id FROM layers WHERE id NOT IN (SELECT layer_id FROM chains)
+		AND id NOT IN (SELECT layer_id FROM checkpoint_layers)
+		AND id NOT IN (SELECT layer_id FROM checkpoint_memory)
+		AND id NOT IN (SELECT devices_layer FROM checkpoint_full)
+		AND id NOT IN (SELECT layer_id FROM machine_memory)
+		AND id NOT IN (SELECT layer_id FROM standbys)`,
+	"misplaced layer": `SELECT format || ' ' || path FROM layers WHERE path NOT LIKE 'layers/' || id || CASE format
+		WHEN 'memory' THEN '.memory' WHEN 'devices' THEN '.devices' ELSE '.%' END`,
+	"full checkpoint without memory": `SELECT id FROM checkpoints WHERE (kind = 'full') <> (id IN (SELECT checkpoint_id FROM checkpoint_full)
+		AND id IN (SELECT checkpoint_id FROM checkpoint_memory))`,
+	"suspended machine without memory": `SELECT name FROM machines WHERE state = 'suspended'
+		AND (head_checkpoint IS NULL OR memory_head <> head_checkpoint OR id NOT IN (SELECT machine_id FROM machine_memory))`,
+	"checkpoint of nobody": `SELECT id FROM checkpoints WHERE machine_id IS NULL AND id NOT IN (SELECT checkpoint_id FROM image_boots)`,
+	"standby too many": `SELECT checkpoint_id FROM standbys LEFT JOIN pools USING (checkpoint_id)
+		GROUP BY checkpoint_id HAVING count(*) > coalesce(max(pools.count), 0)`,
 }
+
+// living are the run ids of machines that have processes, and of standbys.
+const living = `SELECT run_id FROM machines WHERE state IN ('running', 'paused') UNION ALL SELECT run_id FROM standbys`
+
+// mapped are the memory files of runs.
+const mapped = `SELECT memory_file FROM machines WHERE state IN ('running', 'paused') AND memory_file <> ''
+	UNION SELECT layer_id FROM checkpoint_memory m JOIN standbys USING (checkpoint_id)
+		WHERE position = (SELECT max(position) FROM checkpoint_memory WHERE checkpoint_id = m.checkpoint_id)`
 
 func (s *Session) checkCatalog() error {
 	db, err := s.Catalog()
@@ -91,7 +116,7 @@ func (s *Session) checkCatalog() error {
 	for folder, text := range map[string]string{
 		"layers": `SELECT substr(path, length('layers/') + 1) FROM layers`,
 		"images": `SELECT build_id FROM images`,
-		"run/r":  `SELECT run_id FROM machines WHERE state IN ('running', 'paused')`,
+		"run/r":  living,
 	} {
 		want, err := query(db, text)
 		if err != nil {
@@ -99,24 +124,46 @@ func (s *Session) checkCatalog() error {
 		}
 		wrong = append(wrong, sameNames(filepath.Join(s.Home, folder), want))
 	}
-	owners, err := query(db, `SELECT id FROM machines`)
+	machines, err := query(db, `SELECT id FROM machines`)
 	if err != nil {
 		return err
 	}
-	return errors.Join(append(wrong, s.checkRuns(owners))...)
+	standbys, err := query(db, `SELECT run_id FROM standbys`)
+	if err != nil {
+		return err
+	}
+	files, err := query(db, mapped)
+	if err != nil {
+		return err
+	}
+	for _, id := range files {
+		if _, err := os.Stat(filepath.Join(s.Home, "cache", "memory", id)); err != nil {
+			wrong = append(wrong, fmt.Errorf("a run maps a memory file: %w", err))
+		}
+	}
+	return errors.Join(append(wrong, s.checkRuns(machines, standbys))...)
 }
 
-// checkRuns finds the folders of runs that are no machine's.
-func (s *Session) checkRuns(owners []string) error {
+// checkRuns finds the folders of runs that are no machine's and no standby's,
+// and what captures left in them.
+func (s *Session) checkRuns(machines, standbys []string) error {
 	records, err := filepath.Glob(filepath.Join(s.Home, "runs", "*", "config.json"))
 	if err != nil {
 		return err
 	}
+	staged, err := filepath.Glob(filepath.Join(s.Home, "runs", "*", "capture-*"))
+	if err != nil {
+		return err
+	}
 	var wrong []error
+	for _, path := range staged {
+		wrong = append(wrong, fmt.Errorf("captured, and no checkpoint: %s", path))
+	}
 	for _, config := range records {
-		run, err := monitor.ReadRecord(filepath.Dir(config))
-		if err == nil && !slices.Contains(owners, run.MachineID) {
-			wrong = append(wrong, fmt.Errorf("run %s is of machine %s, which is no more", filepath.Dir(config), run.MachineID))
+		dir := filepath.Dir(config)
+		run, err := monitor.ReadRecord(dir)
+		if err == nil && !slices.Contains(machines, run.MachineID) && !slices.Contains(standbys, filepath.Base(dir)) {
+			wrong = append(wrong, fmt.Errorf("run %s is of machine %q, which is no more, and no standby", dir, run.MachineID))
 		}
 	}
 	return errors.Join(wrong...)
@@ -140,14 +187,15 @@ func sameNames(folder string, want []string) error {
 }
 
 // checkProcesses compares the processes with the machines' states: a running
-// or paused one has a monitor and a machine process, another has none.
+// or paused one has a monitor and a machine process, as a standby has, another
+// has none.
 func (s *Session) checkProcesses() error {
 	db, err := s.Catalog()
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	alive, err := query(db, `SELECT id FROM machines WHERE state IN ('running', 'paused')`)
+	alive, err := query(db, living)
 	if err != nil {
 		return err
 	}
@@ -168,7 +216,7 @@ func (s *Session) checkProcesses() error {
 		}
 	}
 	if monitors != len(alive) || machines != len(alive) {
-		wrong = append(wrong, fmt.Errorf("%d machines are alive, with %d monitors and %d machine processes", len(alive), monitors, machines))
+		wrong = append(wrong, fmt.Errorf("%d machines and standbys are alive, with %d monitors and %d machine processes", len(alive), monitors, machines))
 	}
 	return errors.Join(wrong...)
 }

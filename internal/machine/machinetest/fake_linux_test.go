@@ -40,6 +40,9 @@ type bench struct {
 	fake   *machinetest.Fake
 	chain  []machine.Layer
 	runs   int
+	layers int
+	// memory is the memory file of the run that is kept; empty for zeros.
+	memory string
 }
 
 func newBench(t *testing.T) *bench {
@@ -59,7 +62,8 @@ func newBench(t *testing.T) *bench {
 
 func (b *bench) overlay() machine.Layer {
 	b.t.Helper()
-	id := fmt.Sprintf("layer%d", len(b.chain))
+	b.layers++
+	id := fmt.Sprintf("layer%d", b.layers)
 	path := filepath.Join(b.dir, id)
 	must(b.t, machinetest.FakeOverlays{}.Create(b.t.Context(), path, 1<<30))
 	return machine.Layer{ID: id, Path: path, Format: "qcow2"}

@@ -1,6 +1,7 @@
 package machinetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,7 +98,8 @@ func (i *guestInterceptor) after(req, resp any) error {
 		i.mu.Lock()
 		now := proto.CloneOf(i.configured)
 		i.mu.Unlock()
-		now.Hostname, now.MachineId = msg.GetHostname(), msg.GetMachineId()
+		now.Hostname = cmp.Or(msg.GetHostname(), now.GetHostname())
+		now.MachineId = cmp.Or(msg.GetMachineId(), now.GetMachineId())
 		return i.told(msg.GetUnixNano(), now)
 	}
 	return nil
