@@ -62,7 +62,7 @@ type Captures struct {
 	Config
 	ctx  context.Context
 	stop context.CancelFunc
-	// tasks are goroutines that let a guest go.
+	// tasks are goroutines that let a guest go or correct its clock.
 	tasks sync.WaitGroup
 	// one is held during Capture and Settle; what follows is theirs.
 	one    chan struct{}
@@ -75,6 +75,8 @@ type Captures struct {
 	current *dirty.Capture
 	// answer is that of current, with what came after it was recorded.
 	answer *monitorv1.CaptureResponse
+	// clock is the correction of the guest's clock after the last window.
+	clock *correction
 
 	mu       sync.Mutex
 	tracking dirty.Strategy
@@ -276,20 +278,8 @@ func (c *Captures) resume(ctx context.Context) error {
 		return errdefs.New(errdefs.OutcomeUnknown, "let a machine go after its capture: %w; it is tried again until it answers", err)
 	}
 	c.Supervisor.Amend(func(r *monitor.Record) { r.Phase = r.Resumed() })
-	if err := c.setClock(ctx); err != nil {
-		c.Log.Warn("the guest's clock is behind after a capture", "run", rec.RunID, "error", err)
-	}
+	c.correct()
 	return nil
-}
-
-// clockTimeout bounds the correction of the clock, for which the checkpoint
-// waits. What it misses the next one corrects, too.
-const clockTimeout = 2 * time.Second
-
-func (c *Captures) setClock(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
-	defer cancel()
-	return c.Supervisor.SetClock(ctx)
 }
 
 // resumeTimeout bounds one attempt to let a guest go, resumePause the time
@@ -323,13 +313,15 @@ func (c *Captures) letGo(run machine.Run, runID string) {
 		if err != nil {
 			return
 		}
-		defer release()
+		defer func() { release() }()
 		_, _, rec := c.Supervisor.Present()
 		switch {
 		case rec.RunID != runID:
 		case rec.Phase == monitor.Window:
 			c.Supervisor.Amend(func(r *monitor.Record) { r.Phase = r.Resumed() })
-			_ = c.setClock(c.ctx) // the next window corrects it, too
+			release()
+			release = func() {}
+			_ = c.Supervisor.SetClock(c.ctx) // the next window corrects it, too
 		case rec.Phase == monitor.UserPaused:
 			ctx, cancel := context.WithTimeout(c.ctx, resumeTimeout)
 			defer cancel()

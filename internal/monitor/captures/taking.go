@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,9 +30,8 @@ type taking struct {
 	release func()
 	// was is the record before the window.
 	was monitor.Record
-	// clock waits for the correction of the clock, whose failure is trouble.
-	clock   sync.WaitGroup
-	trouble error
+	// clock is the correction of the clock, nil while there is none.
+	clock *correction
 }
 
 // leave gives the turn back.
@@ -63,7 +61,6 @@ func (t *taking) take(ctx context.Context, rec monitor.Record) (*monitorv1.Captu
 	}
 	result, err := window.Take(ctx, cfg)
 	if err != nil {
-		t.clock.Wait()
 		t.undone(err)
 		return nil, err
 	}
@@ -101,6 +98,7 @@ func (t *taking) enter(ctx context.Context) (wasPaused bool, err error) {
 		return false, err
 	}
 	t.release = release
+	t.c.settled()
 	run, cfg, rec := t.c.Supervisor.Present()
 	if run == nil || cfg.RunID != t.cfg.RunID {
 		t.leave()
@@ -126,7 +124,7 @@ func (t *taking) closed() {
 	if t.req.GetStayPaused() || t.was.Phase == monitor.UserPaused {
 		return
 	}
-	t.clock.Go(func() { t.trouble = t.c.setClock(t.c.ctx) })
+	t.clock = t.c.correct()
 }
 
 // undone takes back what was recorded of a window that failed. The new top
@@ -171,13 +169,11 @@ func (t *taking) done(r window.Result) (*monitorv1.CaptureResponse, error) {
 		})
 	}
 	if err != nil {
-		t.clock.Wait()
 		return nil, t.unrecorded(r, err)
 	}
 	t.leave()
-	t.clock.Wait()
-	if t.trouble != nil {
-		answer.ClockTrouble = t.trouble.Error()
+	if t.clock != nil {
+		answer.ClockTrouble = t.clock.trouble()
 	}
 	t.c.current, t.c.answer = r.Capture, answer
 	return answer, nil

@@ -78,6 +78,7 @@ func (m *supervisor) attend(ctx context.Context, conv *relay.Conversation) error
 		err = m.introduce(ctx, conv)
 	}
 	if err == nil {
+		m.catchUp(ctx)
 		err = conv.Attend(ctx, m.still)
 	}
 	return err
@@ -113,6 +114,9 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 	switch {
 	case run.Incoming == nil || run.Incoming.Unconfigured:
 		err = conv.Configure(ctx, cfg.Guest.Told())
+		if err == nil && first && run.Incoming != nil {
+			err = conv.SetClock(ctx) // no command may run before it is right
+		}
 	case first && !cfg.AsIs:
 		sockets, err = conv.Continue(ctx, cfg.Guest.Hostname, cfg.Guest.MachineID)
 	}

@@ -95,6 +95,12 @@ func (m *supervisor) Amend(change func(*monitor.Record)) {
 // SetClock is that of captures.Supervisor. A guest that was never ready gets
 // the time when it is told who it is.
 func (m *supervisor) SetClock(ctx context.Context) error {
+	select {
+	case m.clock <- struct{}{}:
+		defer func() { <-m.clock }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	m.mu.Lock()
 	conv, ready := m.link, m.rec.ReadyUnixNano != 0
 	m.mu.Unlock()
@@ -107,15 +113,18 @@ func (m *supervisor) SetClock(ctx context.Context) error {
 	return conv.SetClock(ctx)
 }
 
-// catchUpTimeout bounds the correction of the clock after a user's pause.
+// catchUpTimeout bounds a correction of the clock that something waits for.
 const catchUpTimeout = 2 * time.Second
 
-// catchUp corrects the guest's clock, which stood still. What it misses is
-// corrected after the next capture or pause.
+// catchUp corrects the clock of a guest that stood still or was out of touch.
+// What it misses is corrected after the next capture, pause or greeting.
 func (m *supervisor) catchUp(ctx context.Context) {
+	if m.present().Phase == monitor.Window || m.still() {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catchUpTimeout)
 	defer cancel()
 	if err := m.SetClock(ctx); err != nil {
-		m.Log.Warn("the guest's clock is behind after a pause", "error", err)
+		m.Log.Warn("the guest's clock is behind", "error", err)
 	}
 }

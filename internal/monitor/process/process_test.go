@@ -318,7 +318,7 @@ func TestStatus(t *testing.T) {
 	must(t, err)
 	want := &monitorv1.StatusResponse{
 		Protocol: monitor.ProtocolVersion, MachineId: "00000000000000bb", RunId: "00000000000000aa", Phase: monitorv1.Phase_PHASE_BOOTING,
-		QemuPid: int64(rec.Process.PID), MonitorPid: st.GetMonitorPid(), Build: "test", Accelerator: "tcg", QemuVersion: "0.0", Disk: []string{"base", "top"},
+		QemuPid: int64(rec.Process.PID), MonitorPid: st.GetMonitorPid(), Build: "test", Accelerator: "tcg", QemuVersion: "0.0", Disk: []string{"base", "top"}, CpuNano: st.GetCpuNano(),
 	}
 	if st.String() != want.String() {
 		t.Errorf("status %v, want %v", st, want)

@@ -86,6 +86,8 @@ type supervisor struct {
 
 	// turn is held by whoever changes the run: one change at a time.
 	turn chan struct{}
+	// clock is held by whoever corrects the guest's clock.
+	clock chan struct{}
 
 	// mu guards the rest.
 	mu  sync.Mutex
@@ -120,7 +122,7 @@ func open(cfg Config) (*supervisor, error) {
 	if file.Run.Dir != cfg.Dir {
 		return nil, errdefs.New(errdefs.Invalid, "run %s: its config names folder %q, not %q", file.Run.RunID, file.Run.Dir, cfg.Dir)
 	}
-	m := &supervisor{Config: cfg, cfg: file, turn: make(chan struct{}, 1), changed: make(chan struct{})}
+	m := &supervisor{Config: cfg, cfg: file, turn: make(chan struct{}, 1), clock: make(chan struct{}, 1), changed: make(chan struct{})}
 	m.captures = captures.New(captures.Config{Supervisor: m, Platform: cfg.Hypervisor.Platform, Log: cfg.Log})
 	if _, err = parseMagic(file.Run.Cmdline); err != nil {
 		return nil, err

@@ -36,6 +36,13 @@ type guest struct {
 // newGuest runs the guest. Between the host and the port is a goroutine that
 // can stand still, as a guest does whose CPUs do.
 func newGuest(t *testing.T) *guest {
+	return newGuestOf(t, func(g *guest) handler { return g })
+}
+
+type handler = agentv1connect.AgentServiceHandler
+
+// newGuestOf runs a guest whose agent is what agent makes of it.
+func newGuestOf(t *testing.T, agent func(*guest) handler) *guest {
 	g := &guest{done: make(chan struct{}), magic: link.NewMagic()}
 	host, near := net.Pipe()
 	far, port := net.Pipe()
@@ -65,7 +72,7 @@ func newGuest(t *testing.T) *guest {
 		_ = near.Close()
 	})
 	mux := http.NewServeMux()
-	mux.Handle(agentv1connect.NewAgentServiceHandler(g))
+	mux.Handle(agentv1connect.NewAgentServiceHandler(agent(g)))
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer close(g.done)

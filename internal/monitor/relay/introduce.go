@@ -67,7 +67,7 @@ func entropy() []byte {
 // it tells may be off: 1.2 ms usually, and 100 ms at the first ping of a guest
 // that was continued under TCG.
 const (
-	// clockGoal is what is tried for.
+	// clockGoal is how exactly the difference of the clocks is to be known.
 	clockGoal = 20 * time.Millisecond
 	// clockMost is what is taken when clockTries were not enough: the promise
 	// is that the clock is right within 100 ms.
@@ -77,9 +77,11 @@ const (
 	clockFine = 5 * time.Millisecond
 )
 
-// SetClock moves the guest's wall clock until it is the host's, as nearly as a
-// ping can tell.
+// SetClock moves the guest's wall clock until it is the host's. A guest that is
+// slow to answer is asked repeatedly: each ping bounds the difference, and all
+// of them together do so better. One caller at a time.
 func (c *Conversation) SetClock(ctx context.Context) error {
+	var known difference
 	for try := 1; ; try++ {
 		began := time.Now()
 		pong, err := c.agent.Ping(ctx, connect.NewRequest(&agentv1.PingRequest{}))
@@ -87,18 +89,42 @@ func (c *Conversation) SetClock(ctx context.Context) error {
 			return fmt.Errorf("ask the guest for its clock: %w", err)
 		}
 		doubt := time.Since(began) / 2
-		offset := time.Unix(0, pong.Msg.GetUnixNano()).Sub(began.Add(doubt))
-		right := offset.Abs() <= max(doubt, clockFine)
+		known.narrow(time.Unix(0, pong.Msg.GetUnixNano()).Sub(began.Add(doubt)), doubt)
+		offset, doubt := known.middle()
 		switch {
-		case right && (doubt <= clockGoal || try >= clockTries && doubt <= clockMost):
+		case doubt > clockGoal && try < clockTries:
+			continue
+		case offset.Abs() <= clockFine && doubt <= clockMost:
 			return nil
-		case try >= clockTries:
-			return errdefs.New(errdefs.Deadline, "set the guest's clock: after %d tries it is %s off, and a ping takes %s", try, offset.Round(time.Millisecond), (2 * doubt).Round(time.Millisecond))
-		case right:
-			continue // it may be off by what the slow ping hides
+		case try >= 2*clockTries || try >= clockTries && doubt > clockMost:
+			return errdefs.New(errdefs.Deadline, "set the guest's clock: it is %s off, give or take %s, after %d tries", offset.Round(time.Millisecond), doubt.Round(time.Millisecond), try)
 		}
 		if _, err := c.agent.StepClock(ctx, connect.NewRequest(&agentv1.StepClockRequest{DeltaNano: int64(-offset)})); err != nil {
 			return fmt.Errorf("set the guest's clock: %w", err)
 		}
+		known.move(-offset)
 	}
+}
+
+// difference is what is known of how far one clock is ahead of another: from
+// least to most.
+type difference struct {
+	least, most time.Duration
+	some        bool
+}
+
+// narrow adds that it is offset, give or take doubt. What contradicts what was
+// known replaces it.
+func (d *difference) narrow(offset, doubt time.Duration) {
+	least, most := offset-doubt, offset+doubt
+	if d.some && max(d.least, least) <= min(d.most, most) {
+		least, most = max(d.least, least), min(d.most, most)
+	}
+	*d = difference{least: least, most: most, some: true}
+}
+
+func (d *difference) move(by time.Duration) { d.least, d.most = d.least+by, d.most+by }
+
+func (d *difference) middle() (offset, doubt time.Duration) {
+	return (d.least + d.most) / 2, (d.most - d.least) / 2
 }
