@@ -94,7 +94,7 @@ const living = `SELECT run_id FROM machines WHERE state IN ('running', 'paused')
 
 // mapped are the memory files of runs.
 const mapped = `SELECT memory_file FROM machines WHERE state IN ('running', 'paused') AND memory_file <> ''
-	UNION SELECT layer_id FROM checkpoint_memory m JOIN standbys USING (checkpoint_id)
+	UNION SELECT m.layer_id FROM checkpoint_memory m JOIN standbys USING (checkpoint_id)
 		WHERE position = (SELECT max(position) FROM checkpoint_memory WHERE checkpoint_id = m.checkpoint_id)`
 
 func (s *Session) checkCatalog() error {
