@@ -173,12 +173,11 @@ func TestWindowOutlivesItsDeadline(t *testing.T) {
 	}
 
 	// QEMU itself takes too long.
-	ctx, cancel = contextFor(t, 200*time.Millisecond)
+	ctx, cancel = context.WithCancel(ctxOf(t))
 	defer cancel()
-	_, err = b.window(t, ctx, r, func(ctx context.Context) error {
-		must(t, unix.Kill(r.Process().PID, unix.SIGSTOP))
-		<-ctx.Done()
-		return nil
+	_, err = b.window(t, ctx, r, func(context.Context) error {
+		cancel()
+		return unix.Kill(r.Process().PID, unix.SIGSTOP)
 	})
 	if !errdefs.Is(err, errdefs.OutcomeUnknown) {
 		t.Errorf("window of a stopped process: %v", err)
@@ -207,9 +206,11 @@ func TestCloseAfterAWindowWithoutEnd(t *testing.T) {
 	cfg := b.config(t)
 	r := b.launch(t, cfg)
 	must(t, r.Resume(ctxOf(t)))
-	ctx, cancel := contextFor(t, 100*time.Millisecond)
-	defer cancel()
-	_, err := b.window(t, ctx, r, func(context.Context) error { return unix.Kill(r.Process().PID, unix.SIGSTOP) })
+	ctx, cancel := context.WithCancel(ctxOf(t))
+	_, err := b.window(t, ctx, r, func(context.Context) error {
+		cancel()
+		return unix.Kill(r.Process().PID, unix.SIGSTOP)
+	})
 	if !errdefs.Is(err, errdefs.OutcomeUnknown) {
 		t.Errorf("window of a stopped process: %v", err)
 	}

@@ -243,7 +243,7 @@ func launchError(cfg machine.RunConfig, greeted bool, err error) error {
 	}
 	line := printed(cfg)
 	switch {
-	case greeted && cfg.Incoming != nil && line != "":
+	case greeted && cfg.Incoming != nil && words(cfg) != "":
 		return fmt.Errorf("launch run %s: %w", cfg.RunID, loadError(cfg, err))
 	case line == "":
 		return fmt.Errorf("launch run %s: %w", cfg.RunID, err)
@@ -263,5 +263,9 @@ func printed(cfg machine.RunConfig) string {
 	return host.LastLine(string(logs.Tail(filepath.Join(cfg.Dir, outputFile), 4096)))
 }
 
-// inUse is in what QEMU prints when it cannot lock an image.
-const inUse = "Is another process using the image"
+// inUse is in what QEMU prints when it cannot lock an image, noLock in what it
+// answers.
+const (
+	inUse  = "Is another process using the image"
+	noLock = "Failed to get \"write\" lock"
+)

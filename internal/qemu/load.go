@@ -96,7 +96,6 @@ func memoryOf(cfg machine.RunConfig, pid int) dirty.Config {
 // load gives the process the state of CPUs and devices and returns when it is
 // in place, the disk is open for writing, and the vCPUs stand still.
 func load(ctx context.Context, cfg machine.RunConfig, client *qmp.Client) error {
-	const name = "state"
 	f, err := os.OpenFile(cfg.Incoming.DeviceState, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return errdefs.New(errdefs.Storage, "open device state: %w", err)
@@ -109,10 +108,11 @@ func load(ctx context.Context, cfg machine.RunConfig, client *qmp.Client) error 
 	if err := client.Execute(ctx, "migrate-set-capabilities", capabilities, nil); err != nil {
 		return err
 	}
-	if err := client.PassFile(ctx, name, f); err != nil {
+	uri, err := passSaved(ctx, client, f)
+	if err != nil {
 		return err
 	}
-	if err := client.Execute(ctx, "migrate-incoming", map[string]any{"uri": "fd:" + name}, nil); err != nil {
+	if err := client.Execute(ctx, "migrate-incoming", map[string]any{"uri": uri}, nil); err != nil {
 		return loadError(cfg, err)
 	}
 	for {
@@ -124,11 +124,22 @@ func load(ctx context.Context, cfg machine.RunConfig, client *qmp.Client) error 
 		_ = json.Unmarshal(e.Data, &data) // an event without a status is not the one
 		switch data.Status {
 		case "completed":
+			dropState(ctx, client)
 			return loaded(ctx, cfg, client)
 		case "failed":
 			return loadError(cfg, errors.New("the device state cannot be loaded"))
 		}
 	}
+}
+
+// passSaved gives QEMU the file to load and returns what it is called there.
+// From 9.1 on a file is no more to be passed as "fd:".
+func passSaved(ctx context.Context, client *qmp.Client, f *os.File) (uri string, err error) {
+	if v := client.Version(); v.Major > 9 || v.Major == 9 && v.Minor >= 1 {
+		return "file:" + statePath, client.AddFile(ctx, stateSet, f)
+	}
+	const name = "state"
+	return "fd:" + name, client.PassFile(ctx, name, f)
 }
 
 // loaded checks the outcome of a load that QEMU calls complete.
@@ -140,11 +151,17 @@ func loaded(ctx context.Context, cfg machine.RunConfig, client *qmp.Client) erro
 	if status.Status != "paused" {
 		return loadError(cfg, fmt.Errorf("the status after loading is %q and not paused", status.Status))
 	}
-	// QEMU locks the disk only now, and calls a load complete that could not.
-	if strings.Contains(words(cfg), inUse) {
-		return errdefs.New(errdefs.Conflict, "another process has its disk open: %s", printed(cfg))
+	// QEMU locks the disk only now. Before 10.0 it calls a load complete that
+	// could not; since then it waits for cont unless it is told to.
+	var refused *qmp.Error
+	err := client.Execute(ctx, "blockdev-set-active", map[string]any{"active": true}, nil)
+	if errors.As(err, &refused) && refused.Class == "CommandNotFound" {
+		err = nil
 	}
-	return nil
+	if strings.Contains(words(cfg), inUse) || err != nil && strings.Contains(err.Error(), noLock) {
+		return errdefs.New(errdefs.Conflict, "another process has its disk open (%s)", cfg.Disk[len(cfg.Disk)-1].Path)
+	}
+	return err
 }
 
 // loadError is STORAGE with QEMU's words.
@@ -158,12 +175,12 @@ func loadError(cfg machine.RunConfig, err error) error {
 // maxWords bounds what is quoted of QEMU, in bytes.
 const maxWords = 500
 
-// words is all that the process has printed, in one line: the last of several
+// words is all that the process has printed but warnings, in one line: the last of several
 // lines about a failed load says only that it failed.
 func words(cfg machine.RunConfig) string {
 	var said []string
 	for line := range strings.Lines(string(logs.Tail(filepath.Join(cfg.Dir, outputFile), maxWords))) {
-		if line = host.LastLine(line); line != "" {
+		if line = host.LastLine(line); line != "" && !strings.HasPrefix(line, "warning:") {
 			said = append(said, line)
 		}
 	}

@@ -20,8 +20,12 @@ const windowVerb = "open window of"
 // run again, before that is called unknown. It takes 2 ms.
 const resumeGrace = time.Second
 
-// stateSet is the fd set in which QEMU finds the file for the device state.
-const stateSet = 1
+// stateSet is the fd set in which QEMU finds the file for the device state,
+// statePath what it opens then.
+const (
+	stateSet  = 1
+	statePath = "/dev/fdset/1"
+)
 
 // The commands of a window, in the order in which they are sent.
 const (
@@ -89,7 +93,7 @@ func (o *window) prepare(ctx context.Context) error {
 	}
 	o.cmds = append(o.cmds, qmp.Command{
 		Name: commandSave,
-		Args: map[string]any{"filename": fmt.Sprintf("/dev/fdset/%d", stateSet), "live": false},
+		Args: map[string]any{"filename": statePath, "live": false},
 	})
 	if err := o.prepareSwitch(ctx); err != nil {
 		return err
@@ -177,6 +181,9 @@ func (o *window) open(ctx context.Context) error {
 }
 
 func (o *window) readPages(ctx context.Context) error {
+	if o.Pages == nil {
+		return nil
+	}
 	start := time.Now()
 	err := o.Pages(ctx)
 	o.times.Pages = time.Since(start)

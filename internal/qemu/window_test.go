@@ -105,3 +105,36 @@ func BenchmarkWindow(b *testing.B) {
 	}
 	_ = k.conn.Close()
 }
+
+// BenchmarkContinue prints how long a run takes that continues what was kept,
+// to loaded, to running, and to the guest's first answer.
+func BenchmarkContinue(b *testing.B) {
+	be := newBench(b)
+	cfg := be.guest(b)(b)
+	cfg.MemoryBytes = 512 << 20
+	r := be.launch(b, cfg)
+	c := newCopier(b, r, filepath.Join(be.dir, "copy"), cfg.MemoryBytes)
+	must(b, c.copy(c.memory.Arm()))
+	must(b, r.Resume(ctxOf(b)))
+	must(b, dialGuest(b, r).conn.Close())
+	in := be.keep(b, r, c, be.overlay(b))
+	must(b, r.Pause(ctxOf(b)))
+	phases := map[string][]time.Duration{}
+	for b.Loop() {
+		next := be.next(b, cfg, in)
+		start := time.Now()
+		n, err := be.q.Launch(ctxOf(b), next)
+		must(b, err)
+		phases["loaded"] = append(phases["loaded"], time.Since(start))
+		must(b, n.Resume(ctxOf(b)))
+		phases["running"] = append(phases["running"], time.Since(start))
+		k := dialGuest(b, n)
+		phases["answer"] = append(phases["answer"], time.Since(start))
+		_ = k.conn.Close()
+		must(b, n.Kill(ctxOf(b)))
+		must(b, n.Close())
+	}
+	for name, times := range phases {
+		b.ReportMetric(median(times).Seconds()*1e3, name+"-ms")
+	}
+}
