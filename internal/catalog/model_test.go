@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 // model is what the catalog should hold, kept in plain maps.
@@ -31,24 +32,43 @@ type model struct {
 	order     []string // checkpoints, oldest first
 	ops       map[string]bool
 	displaced map[string]modelDisplaced
-	leased    map[string]string // layer to operation
+	leased    map[lease]bool
+	standbys  map[string]modelStandby
 }
 
 type modelMachine struct {
 	chain []string
 	head  string
 	gen   uint64
+	run   string
+	ended bool // why is recorded
+	state machine.State
+	modelMemory
+}
+
+// modelMemory is what a machine's run continues.
+type modelMemory struct {
+	memory           []string
+	memoryHead, file string
 }
 
 type modelCheckpoint struct {
 	machine, parent string
 	layers          []string
+	memory          []string
+	devices         string
 }
 
 type modelDisplaced struct {
-	machine, head string
-	chain         []string
+	machine, head, run string
+	chain              []string
+	memory             modelMemory
+	suspended          bool
 }
+
+type lease struct{ layer, op string }
+
+type modelStandby struct{ checkpoint, layer string }
 
 func (m *model) name(prefix string) string {
 	m.n++
@@ -65,14 +85,25 @@ func (m *model) reachable() map[string]bool {
 	}
 	for _, x := range m.machines {
 		add(x.chain)
+		add(x.memory)
 	}
 	for _, k := range m.ckpts {
 		add(k.layers)
+		add(k.memory)
+		if k.devices != "" {
+			add([]string{k.devices})
+		}
 	}
 	for _, d := range m.displaced {
 		add(d.chain)
+		add(d.memory.memory)
 	}
-	add(slices.Collect(maps.Keys(m.leased)))
+	for _, s := range m.standbys {
+		add([]string{s.layer})
+	}
+	for l := range m.leased {
+		add([]string{l.layer})
+	}
 	return set
 }
 
@@ -100,7 +131,7 @@ func wantKind(t *rapid.T, err error, kind errdefs.Kind) {
 func (m *model) createMachine(t *rapid.T) {
 	id, l := m.name("m"), m.name("l")
 	must(t, m.c.CreateMachine(m.ctx, catalog.Machine{ID: id, Name: id, ImageBuildID: "build1", State: "creating"}, layer(l, id)))
-	m.machines[id] = &modelMachine{chain: []string{l}}
+	m.machines[id] = &modelMachine{chain: []string{l}, state: machine.Creating}
 	m.layers[l] = catalog.LayerCreated
 }
 
@@ -139,13 +170,146 @@ func (m *model) wake(x *modelMachine) bool {
 }
 
 func (m *model) beginRun(t *rapid.T) {
-	id := pick(t, m.machines, "machine")
-	err := m.c.BeginRun(m.ctx, id, m.name("r"))
-	if !m.wake(m.machines[id]) {
+	id, run := pick(t, m.machines, "machine"), m.name("r")
+	x := m.machines[id]
+	err := m.c.BeginRun(m.ctx, id, run)
+	if !m.wake(x) {
 		wantKind(t, err, errdefs.WrongState)
 		return
 	}
 	must(t, err)
+	x.run, x.ended, x.modelMemory = run, false, modelMemory{}
+	m.runs(t, id)
+}
+
+// runs records that the machine runs.
+func (m *model) runs(t *rapid.T, id string) {
+	must(t, m.c.SetMachineState(m.ctx, id, machine.Running))
+	m.machines[id].state = machine.Running
+}
+
+func (m *model) beginIncoming(t *rapid.T) {
+	id, run := pick(t, m.machines, "machine"), m.name("r")
+	x := m.machines[id]
+	err := m.c.BeginIncoming(m.ctx, id, run)
+	if x.state != machine.Suspended && x.state != machine.Creating || len(x.memory) == 0 || !m.wake(x) {
+		wantKind(t, err, errdefs.WrongState)
+		return
+	}
+	must(t, err)
+	x.run, x.ended, x.file = run, false, x.memory[len(x.memory)-1]
+	m.runs(t, id)
+}
+
+func (m *model) endRun(t *rapid.T) {
+	id := pick(t, m.machines, "machine")
+	x := m.machines[id]
+	state := rapid.SampledFrom([]machine.State{machine.Stopped, machine.Suspended, machine.Unknown}).Draw(t, "state")
+	err := m.c.EndRun(m.ctx, id, x.run, state, "ended")
+	head := m.ckpts[x.head]
+	switch {
+	case state == machine.Suspended && (head == nil || head.devices == ""),
+		state == machine.Stopped && x.state == machine.Suspended && x.ended:
+		wantKind(t, err, errdefs.WrongState)
+		return
+	case state == machine.Suspended:
+		x.modelMemory = head.asMemory(x.head)
+		x.file = ""
+	case state == machine.Stopped:
+		x.modelMemory = modelMemory{}
+	}
+	must(t, err)
+	x.state, x.ended = state, true
+}
+
+func (m *model) publishFull(t *rapid.T) {
+	id, op := pick(t, m.machines, "machine"), pick(t, m.ops, "operation")
+	x, ck, mem, dev := m.machines[id], m.name("c"), m.name("l"), m.name("l")
+	must(t, m.c.AddLayers(m.ctx, op, part(mem, id, "memory"), part(dev, id, "devices")))
+	m.leased[lease{mem, op}], m.leased[lease{dev, op}] = true, true
+	m.layers[mem], m.layers[dev] = catalog.LayerCreated, catalog.LayerCreated
+	k := &modelCheckpoint{machine: id, parent: x.head, devices: dev, memory: []string{mem}}
+	if rapid.Bool().Draw(t, "tracked") {
+		k.memory = append(slices.Clone(x.memory), mem)
+	}
+	k.layers = slices.Clone(x.chain[:len(x.chain)-1])
+	err := m.c.PublishCheckpoint(m.ctx, checkpoint.Checkpoint{
+		ID: ck, Kind: checkpoint.Full, MachineID: id, Parent: k.parent, Spec: []byte(`{}`), ImageBuildID: "build1", Layers: k.layers,
+		Full: &checkpoint.FullState{Memory: k.memory, Devices: dev},
+	}, k.layers)
+	if len(k.layers) == 0 || m.layers[x.chain[len(x.chain)-1]] == catalog.LayerSealed {
+		if err == nil {
+			t.Fatal("published without a top that is written")
+		}
+		return
+	}
+	must(t, err)
+	m.wake(x)
+	m.layers[mem], m.layers[dev] = catalog.LayerSealed, catalog.LayerSealed
+	x.head, m.ckpts[ck] = ck, k
+	x.memory, x.memoryHead = k.memory, ck
+	m.order = append(m.order, ck)
+}
+
+func (m *model) fork(t *rapid.T) {
+	ck, id, l := pick(t, m.ckpts, "checkpoint"), m.name("m"), m.name("l")
+	k := m.ckpts[ck]
+	must(t, m.c.CreateFork(m.ctx, catalog.Machine{ID: id, Name: id}, ck, layer(l, id)))
+	x := &modelMachine{chain: append(slices.Clone(k.layers), l), head: ck, state: machine.Creating}
+	if k.devices != "" {
+		x.modelMemory = k.asMemory(ck)
+	}
+	m.machines[id], m.layers[l] = x, catalog.LayerCreated
+}
+
+// asMemory is what a machine has that continues from the checkpoint.
+func (k *modelCheckpoint) asMemory(ck string) modelMemory {
+	return modelMemory{memory: k.memory, memoryHead: ck, file: k.memory[len(k.memory)-1]}
+}
+
+func (m *model) addStandby(t *rapid.T) {
+	ck, op, run, l := pick(t, m.ckpts, "checkpoint"), pick(t, m.ops, "operation"), m.name("r"), m.name("l")
+	must(t, m.c.AddLayer(m.ctx, op, layer(l, "")))
+	m.layers[l], m.leased[lease{l, op}] = catalog.LayerCreated, true
+	err := m.c.AddStandby(m.ctx, catalog.Standby{RunID: run, CheckpointID: ck, LayerID: l})
+	if m.ckpts[ck].devices == "" {
+		wantKind(t, err, errdefs.KindMismatch)
+		return
+	}
+	must(t, err)
+	m.standbys[run] = modelStandby{ck, l}
+}
+
+func (m *model) takeStandby(t *rapid.T) {
+	ck, op := pick(t, m.ckpts, "checkpoint"), pick(t, m.ops, "operation")
+	s, found, err := m.c.TakeStandby(m.ctx, op, ck)
+	must(t, err)
+	if found != m.hasStandbys(func(k string) bool { return k == ck }) {
+		t.Fatalf("standby of %s found: %v", ck, found)
+	}
+	if !found {
+		return
+	}
+	if m.standbys[s.RunID] != (modelStandby{ck, s.LayerID}) {
+		t.Fatalf("took %+v", s)
+	}
+	delete(m.standbys, s.RunID)
+	m.leased[lease{s.LayerID, op}] = true
+}
+
+func (m *model) dropStandby(t *rapid.T) {
+	run := pick(t, m.standbys, "standby")
+	must(t, m.c.DropStandby(m.ctx, run))
+	delete(m.standbys, run)
+}
+
+func (m *model) hasStandbys(of func(ck string) bool) bool {
+	for _, s := range m.standbys {
+		if of(s.checkpoint) {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *model) publish(t *rapid.T) {
@@ -175,7 +339,7 @@ func (m *model) admit(t *rapid.T) {
 func (m *model) stage(t *rapid.T) {
 	op, l := pick(t, m.ops, "operation"), m.name("l")
 	must(t, m.c.AddLayer(m.ctx, op, layer(l, "any")))
-	m.layers[l], m.leased[l] = catalog.LayerCreated, op
+	m.layers[l], m.leased[lease{l, op}] = catalog.LayerCreated, true
 }
 
 func (m *model) replace(t *rapid.T) {
@@ -186,17 +350,29 @@ func (m *model) replace(t *rapid.T) {
 	if rapid.Bool().Draw(t, "answers") {
 		r.RunID = m.name("r")
 	}
+	r.Full = rapid.Bool().Draw(t, "full")
 	gen, err := m.c.ReplaceChain(m.ctx, r)
 	if _, again := m.displaced[op]; again {
 		wantKind(t, err, errdefs.WrongState)
 		return
 	}
+	if r.Full && k.devices == "" {
+		wantKind(t, err, errdefs.KindMismatch)
+		return
+	}
 	must(t, err)
-	m.displaced[op] = modelDisplaced{machine: k.machine, head: x.head, chain: x.chain}
+	m.displaced[op] = modelDisplaced{
+		machine: k.machine, head: x.head, run: x.run, chain: x.chain, memory: x.modelMemory, suspended: x.state == machine.Suspended,
+	}
+	x.modelMemory = modelMemory{}
+	if r.Full {
+		x.modelMemory = k.asMemory(ck)
+	}
 	m.layers[r.Top.ID] = catalog.LayerCreated
 	x.chain, x.head, x.gen = append(slices.Clone(k.layers), r.Top.ID), ck, x.gen+1
 	if r.RunID != "" {
 		m.wake(x)
+		x.run, x.ended, x.state = r.RunID, false, machine.Running
 	}
 	if gen != x.gen {
 		t.Fatalf("generation %d, want %d", gen, x.gen)
@@ -213,7 +389,10 @@ func (m *model) undo(t *rapid.T) {
 	}
 	must(t, err)
 	x := m.machines[d.machine]
-	x.chain, x.head, x.gen = d.chain, d.head, x.gen+1
+	x.chain, x.head, x.run, x.modelMemory, x.gen = d.chain, d.head, d.run, d.memory, x.gen+1
+	if d.suspended {
+		x.state = machine.Suspended
+	}
 	delete(m.displaced, op)
 	if gen != x.gen {
 		t.Fatalf("generation %d, want %d", gen, x.gen)
@@ -225,12 +404,24 @@ func (m *model) finish(t *rapid.T) {
 	must(t, m.c.Finish(m.ctx, op, catalog.Outcome{State: catalog.OperationDone}))
 	delete(m.ops, op)
 	delete(m.displaced, op)
-	maps.DeleteFunc(m.leased, func(_, o string) bool { return o == op })
+	maps.DeleteFunc(m.leased, func(l lease, _ bool) bool { return l.op == op })
 }
 
 func (m *model) forget(t *rapid.T) {
 	ck := pick(t, m.ckpts, "checkpoint")
-	must(t, m.c.ForgetCheckpoint(m.ctx, ck, ""))
+	err := m.c.ForgetCheckpoint(m.ctx, ck, "")
+	needed := m.hasStandbys(func(k string) bool { return k == ck })
+	for _, x := range m.machines {
+		needed = needed || x.state == machine.Suspended && x.head == ck
+	}
+	for _, d := range m.displaced {
+		needed = needed || d.suspended && d.head == ck
+	}
+	if needed {
+		wantKind(t, err, errdefs.Referenced)
+		return
+	}
+	must(t, err)
 	m.dropCheckpoint(ck)
 }
 
@@ -258,11 +449,33 @@ func (m *model) dropCheckpoint(ck string) {
 
 func (m *model) removeMachine(t *rapid.T) {
 	id := pick(t, m.machines, "machine")
-	must(t, m.c.RemoveMachine(m.ctx, id, ""))
+	its := func(ck string) bool { k := m.ckpts[ck]; return k != nil && k.machine == id }
+	err := m.c.RemoveMachine(m.ctx, id, "")
+	if m.hasStandbys(its) {
+		wantKind(t, err, errdefs.Referenced)
+		return
+	}
+	must(t, err)
 	delete(m.machines, id)
-	maps.DeleteFunc(m.ckpts, func(_ string, k *modelCheckpoint) bool { return k.machine == id })
-	m.order = slices.DeleteFunc(m.order, func(s string) bool { return m.ckpts[s] == nil })
 	maps.DeleteFunc(m.displaced, func(_ string, d modelDisplaced) bool { return d.machine == id })
+	for _, x := range m.machines { // forks of it
+		if its(x.head) {
+			x.head = ""
+		}
+	}
+	for op, d := range m.displaced {
+		if its(d.head) {
+			d.head = ""
+			m.displaced[op] = d
+		}
+	}
+	for _, k := range m.ckpts {
+		if its(k.parent) {
+			k.parent = ""
+		}
+	}
+	m.order = slices.DeleteFunc(m.order, its)
+	maps.DeleteFunc(m.ckpts, func(_ string, k *modelCheckpoint) bool { return k.machine == id })
 }
 
 func (m *model) collect(t *rapid.T) {
@@ -319,6 +532,11 @@ func (m *model) check(t *rapid.T) {
 		if got := layerIDs(chain); got != strings.Join(want.chain, " ") || x.Head != want.head || x.Generation != want.gen {
 			t.Fatalf("machine %s: chain %s, head %s, generation %d; want %+v", x.ID, got, x.Head, x.Generation, want)
 		}
+		memory, err := m.c.MemoryChain(m.ctx, x.ID)
+		must(t, err)
+		if got := layerIDs(memory); got != strings.Join(want.memory, " ") || x.MemoryHead != want.memoryHead || x.MemoryFile != want.file || x.State != want.state {
+			t.Fatalf("machine %s: %s, memory %s, its head %s, file %s; want %+v", x.ID, x.State, got, x.MemoryHead, x.MemoryFile, want)
+		}
 	}
 	m.checkCheckpoints(t)
 }
@@ -332,6 +550,13 @@ func (m *model) checkCheckpoints(t *rapid.T) {
 	}
 	for i, k := range list {
 		want := m.ckpts[m.order[i]]
+		var memory []string
+		if k.Full != nil {
+			memory = append(slices.Clone(k.Full.Memory), k.Full.Devices)
+		}
+		if want.devices != "" && !slices.Equal(memory, append(slices.Clone(want.memory), want.devices)) || want.devices == "" && k.Full != nil {
+			t.Fatalf("checkpoint %s: memory and devices %v, want %+v", k.ID, memory, want)
+		}
 		if k.ID != m.order[i] || k.Parent != want.parent || k.MachineID != want.machine || cmp.Diff(want.layers, k.Layers) != "" {
 			t.Fatalf("checkpoint %+v, want %s %+v", k, m.order[i], want)
 		}
@@ -351,12 +576,14 @@ func TestModel(t *testing.T) {
 		m := &model{
 			c: c, ctx: ctx,
 			layers: map[string]catalog.LayerState{}, machines: map[string]*modelMachine{}, ckpts: map[string]*modelCheckpoint{},
-			ops: map[string]bool{}, displaced: map[string]modelDisplaced{}, leased: map[string]string{},
+			ops: map[string]bool{}, displaced: map[string]modelDisplaced{}, leased: map[lease]bool{}, standbys: map[string]modelStandby{},
 		}
 		m.createMachine(t)
 		t.Repeat(map[string]func(*rapid.T){
 			"createMachine": m.createMachine, "addOverlay": m.addOverlay, "dropTop": m.dropTop, "beginRun": m.beginRun,
 			"publish": m.publish, "admit": m.admit, "stage": m.stage, "replace": m.replace, "undo": m.undo, "finish": m.finish,
+			"beginIncoming": m.beginIncoming, "endRun": m.endRun, "publishFull": m.publishFull, "fork": m.fork,
+			"addStandby": m.addStandby, "takeStandby": m.takeStandby, "dropStandby": m.dropStandby,
 			"forget": m.forget, "removeMachine": m.removeMachine, "collect": m.collect, "deleteLayer": m.deleteLayer, "": m.check,
 		})
 	})

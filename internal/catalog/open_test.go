@@ -18,6 +18,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/durable/durabletest"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 var update = flag.Bool("update", false, "write golden files anew")
@@ -169,11 +170,29 @@ func TestVersion1StaysOpenable(t *testing.T) {
 		t.Errorf("machine %+v, checkpoints %+v", m, list)
 	}
 	f.publish(m, "0000000000000c02", "after")
+	if err := f.RecordEffect(f.ctx, catalog.Effect{MachineID: "none", Kind: catalog.CopiedOut}); err == nil {
+		t.Error("after the migration, a row may refer to one that is not there")
+	}
 
 	// The schema it has now is the schema of a new catalog.
 	fresh := open(t)
 	if diff := cmp.Diff(schema(t, fresh.path()), schema(t, f.path())); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestMigrationRefusesWhatDoesNotHang: a row that refers to nothing is damage,
+// and the file stays at its version.
+func TestMigrationRefusesWhatDoesNotHang(t *testing.T) {
+	script, err := os.ReadFile("testdata/v1.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{t: t, ctx: context.Background(), dir: t.TempDir(), clock: &clock{}}
+	sqlExec(t, f.path(), string(script), `PRAGMA foreign_keys = OFF; DELETE FROM layers WHERE id = '000000000000a001-0'`)
+	for range 2 {
+		_, err = catalog.Open(f.ctx, catalog.Config{Path: f.path()})
+		f.fails(err, errdefs.Storage, f.path(), "chains")
 	}
 }
 
@@ -232,7 +251,8 @@ func TestTranscripts(t *testing.T) {
 	golden(t, "story.golden", rec.String())
 }
 
-// story is a checkpoint and a restore, as their operations write them.
+// story is a checkpoint and a restore, then a full checkpoint, a suspension, a
+// resumption and a fork, as their operations write them.
 func story(f *fixture, m catalog.Machine) {
 	f.admit("op1", "checkpoint create", catalog.Claim{Kind: catalog.MachineResource, ID: m.ID, Exclusive: true})
 	f.ok(f.UpdatePhase(f.ctx, "op1", "sealing", nil))
@@ -244,6 +264,19 @@ func story(f *fixture, m catalog.Machine) {
 	f.ok(err)
 	f.ok(f.Finish(f.ctx, "op2", catalog.Outcome{State: catalog.OperationDone}))
 	f.ok(f.ForgetCheckpoint(f.ctx, "c1", ""))
+	f.full(m.ID, "c2", "two")
+	f.admit("op3", "suspend", catalog.Claim{Kind: catalog.MachineResource, ID: m.ID, Exclusive: true})
+	f.ok(f.EndRun(f.ctx, m.ID, "run2", machine.Suspended, "suspended"))
+	f.ok(f.Finish(f.ctx, "op3", catalog.Outcome{State: catalog.OperationDone}))
+	f.admit("op4", "resume", catalog.Claim{Kind: catalog.MachineResource, ID: m.ID, Exclusive: true})
+	f.ok(f.BeginIncoming(f.ctx, m.ID, "run3"))
+	f.ok(f.SetMachineState(f.ctx, m.ID, machine.Running))
+	f.ok(f.Finish(f.ctx, "op4", catalog.Outcome{State: catalog.OperationDone}))
+	f.admit("op5", "fork", catalog.Claim{Kind: catalog.CheckpointResource, ID: "c2"})
+	f.ok(f.AddLayer(f.ctx, "op5", layer("fork", "m9")))
+	f.ok(f.CreateFork(f.ctx, catalog.Machine{ID: "m9", Name: "try-1", Spec: m.Spec}, "c2", layer("fork", "m9")))
+	f.ok(f.BeginIncoming(f.ctx, "m9", "run4"))
+	f.ok(f.Finish(f.ctx, "op5", catalog.Outcome{State: catalog.OperationDone}))
 }
 
 func TestOpenAfterACrashAtAnyStep(t *testing.T) {
