@@ -3,6 +3,7 @@ package machinetest_test
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,18 +52,7 @@ func (b *bench) window(ctx context.Context, run machine.Run, w machine.Window) (
 		if err != nil {
 			return err
 		}
-		image := make([]byte, next.MemoryBytes)
-		if b.memory != "" {
-			if image, err = os.ReadFile(b.memory); err != nil {
-				return err
-			}
-		}
-		for offset, length := range pages.Runs() {
-			if _, err := memory.ReadAt(image[offset:offset+length], offset); err != nil {
-				return err
-			}
-		}
-		return os.WriteFile(next.Incoming.MemoryFile, image, 0o600)
+		return copyPages(next.Incoming.MemoryFile, b.memory, memory, pages)
 	}
 	if _, err := run.Window(ctx, w); err != nil {
 		return next, err
@@ -70,6 +60,36 @@ func (b *bench) window(ctx context.Context, run machine.Run, w machine.Window) (
 	b.chain = append(b.chain, top)
 	next.Disk = append(b.chain[:len(b.chain)-1:len(b.chain)-1], b.overlay())
 	return next, nil
+}
+
+// copyPages makes a memory file: the pages of memory, the others those of the
+// file below, or zeros.
+func copyPages(path, below string, memory io.ReaderAt, pages *dirty.Set) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if below != "" {
+		b, err := os.Open(below)
+		if err != nil {
+			return err
+		}
+		defer b.Close()
+		if _, err := io.CopyN(f, b, 1<<20); err != nil { // more than there is in it
+			return err
+		}
+	}
+	for offset, length := range pages.Runs() {
+		page := make([]byte, length)
+		if _, err := memory.ReadAt(page, offset); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(page, offset); err != nil {
+			return err
+		}
+	}
+	return f.Truncate(pages.MemoryBytes())
 }
 
 func (b *bench) keep(run machine.Run, w machine.Window) machine.RunConfig {
