@@ -221,10 +221,15 @@ func (r *Run) AwaitReady(ctx context.Context) error {
 	return r.Await(ctx, "the guest to answer", (*monitorv1.StatusResponse).GetReady)
 }
 
-// AwaitWaiting returns when a run that is to wait does so: what it continues is
-// loaded, or the guest it boots has answered.
-func (r *Run) AwaitWaiting(ctx context.Context) error {
+// AwaitLoaded returns when a run that is to wait is loaded.
+func (r *Run) AwaitLoaded(ctx context.Context) error {
 	return r.Await(ctx, "the run to be loaded", (*monitorv1.StatusResponse).GetWaiting)
+}
+
+// AwaitLinked returns when the guest of a run that is to wait has booted and
+// answered.
+func (r *Run) AwaitLinked(ctx context.Context) error {
+	return r.Await(ctx, "the guest to answer", func(s *monitorv1.StatusResponse) bool { return s.GetWaiting() && s.GetLinked() })
 }
 
 // AwaitEnd returns when the run's end is proven.

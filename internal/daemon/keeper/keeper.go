@@ -333,8 +333,11 @@ func (k *Keeper) begin(ctx context.Context, l launch) (*fleet.Run, restore.Begun
 	}
 	begun.Running = time.Since(began)
 	await := run.AwaitReady
-	if l.wait {
-		await = run.AwaitWaiting
+	switch {
+	case l.wait && l.Incoming == nil:
+		await = run.AwaitLinked
+	case l.wait:
+		await = run.AwaitLoaded
 	}
 	if err := k.awaitGuest(ctx, l.machine.Name, run, await); err != nil {
 		return nil, begun, err

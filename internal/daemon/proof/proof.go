@@ -170,19 +170,20 @@ func (p *Prover) path(l catalog.Layer) string {
 
 func (p *Prover) checkLayer(ctx context.Context, l catalog.Layer) (bytes int64, err error) {
 	path := p.path(l)
-	digest, bytes, err := sum(ctx, path)
+	find := sum
+	if l.Format == catalog.MemoryFormat {
+		find = rootDigest
+	}
+	digest, bytes, err := find(ctx, path)
 	switch {
 	case err != nil:
 		return bytes, err
 	case l.Digest != "" && l.Digest != digest:
 		return bytes, errdefs.New(errdefs.Storage, "it has changed since it was sealed: it has the digest %s, not %s", digest, l.Digest)
 	case l.Format == catalog.Qcow2Format:
-		err = p.cfg.Overlays.CheckFile(path)
-	case l.Format == catalog.MemoryFormat:
-		err = checkFrames(ctx, path)
-	}
-	if err != nil {
-		return bytes, errdefs.New(errdefs.Storage, "it is damaged: %w", err)
+		if err := p.cfg.Overlays.CheckFile(path); err != nil {
+			return bytes, errdefs.New(errdefs.Storage, "it is damaged: %w", err)
+		}
 	}
 	if l.Digest == "" && l.State == catalog.LayerSealed {
 		err = p.cfg.Catalog.SetLayerStored(ctx, l.ID, bytes, digest)
@@ -190,14 +191,15 @@ func (p *Prover) checkLayer(ctx context.Context, l catalog.Layer) (bytes int64, 
 	return bytes, err
 }
 
-// checkFrames checks every frame of a memory layer by its own digest: what was
-// wrong before the layer's digest was taken shows here.
-func checkFrames(ctx context.Context, path string) error {
+// rootDigest is the digest that stands for a memory layer, and its size. Every
+// frame is checked by its own digest.
+func rootDigest(ctx context.Context, path string) (digest string, bytes int64, err error) {
 	layer, err := store.Open(path)
 	if err != nil {
-		return err
+		return "", 0, err
 	}
-	return errors.Join(layer.Verify(ctx), layer.Close())
+	info := layer.Info()
+	return info.Digest.String(), info.Bytes, errors.Join(layer.Verify(ctx), layer.Close())
 }
 
 // sum is the sha256 digest of a file, and its size.
