@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
@@ -16,7 +17,7 @@ import (
 )
 
 func machineOperation() *holdpointv1.Operation {
-	return &holdpointv1.Operation{Id: "op-done", RequestId: "r0", Verb: "start", Machine: "web", MachineId: "m0123456789abcde", CreatedAt: ago(0)}
+	return &holdpointv1.Operation{Id: "op-done", RequestId: "r0", Verb: "start", Machine: "web", MachineId: "m0123456789abcde", CreatedAt: ago(90 * time.Second)}
 }
 
 // Flags become what the API asks for.

@@ -140,8 +140,8 @@ func (v Verb) Exits() []string {
 	lines := append([]string{"  0  done"}, exitTable(append(everyVerb(), v.Kinds...))...)
 	if v.PassesCodeOf {
 		lines = append(lines,
-			"with a COMMAND  that of the first machine, by number, where it is not 0",
-			"125  holdpoint's own failure, with a COMMAND",
+			"with a COMMAND  that of the first machine where it is not 0",
+			"125  holdpoint's own failure with a COMMAND",
 		)
 	}
 	return lines
