@@ -68,7 +68,7 @@ func TestBatchForgotten(t *testing.T) {
 	}
 	b.Forget()
 	close(answer)
-	if err := c.Execute(ctxOf(t), "b", nil, nil); err != nil {
+	if err := c.Execute(ctxOf(t), "b", map[string]any{"n": 1}, nil); err != nil {
 		t.Error(err)
 	}
 	_ = c.Close()
