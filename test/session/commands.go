@@ -26,9 +26,10 @@ import (
 //	await PATTERN CMD…     repeats CMD until it succeeds and its output matches
 //	api METHOD JSON        calls the daemon's API with JSON over HTTP; stdout is
 //	                       the answer; METHOD is such as MachineService/Get
-//	kill9 daemon|monitor|machine [NAME]   SIGKILL, and wait until it is gone
+//	kill9 daemon|standbys|monitor|machine [NAME]   SIGKILL, and wait until it
+//	                       is gone; of standbys their machines
 //	clean                  nothing is half-made, see Session.Clean
-//	running N              N machines run, each with one monitor
+//	running N              N machines and standbys run, each with one monitor
 //	terminal N INPUT CMD…  runs CMD on a terminal of 80 × 24, types INPUT (\r is
 //	                       Return, ^P and ^Q are themselves) once CMD has said
 //	                       something and waits, and wants exit code N; stdout is all

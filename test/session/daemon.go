@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 )
 
 // HomeOf is the home of the script's session.
@@ -42,9 +44,13 @@ func cmdAPI(ts *testscript.TestScript, neg bool, args []string) {
 	setStdout(ts, body)
 }
 
-// cmdKill9 takes the pids from the daemon itself.
+// cmdKill9 takes the pids from the daemon itself, but for standbys.
 func cmdKill9(ts *testscript.TestScript, neg bool, args []string) {
-	Usage(ts, neg, args, 1, "kill9 daemon|monitor|machine [NAME]")
+	Usage(ts, neg, args, 1, "kill9 daemon|standbys|monitor|machine [NAME]")
+	if args[0] == "standbys" {
+		ts.Check(Of(ts).killStandbys())
+		return
+	}
 	path := "pid"
 	if args[0] == "daemon" {
 		ts.Check(ts.Exec("holdpoint", "daemon", "status", "--json"))
@@ -59,6 +65,32 @@ func cmdKill9(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("no pid at %s: %q", path, text)
 	}
 	ts.Check(KillAndWait(pid))
+}
+
+// killStandbys kills the machine's process of each standby.
+func (s *Session) killStandbys() error {
+	db, err := s.Catalog()
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	runs, err := query(db, `SELECT run_id FROM standbys`)
+	if err != nil {
+		return err
+	}
+	for _, id := range runs {
+		rec, err := monitor.ReadRecord(filepath.Join(s.Home, "runs", id))
+		if err != nil {
+			return err
+		}
+		if rec.Process == nil {
+			return fmt.Errorf("standby %s has no process", id)
+		}
+		if err := KillAndWait(rec.Process.PID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // cmdRunning counts the machines' processes.
