@@ -33,6 +33,8 @@ type Report struct {
 	// DirectReads are past the page cache, CachedReads through it.
 	DirectReads uint64 `json:"direct_reads"`
 	CachedReads uint64 `json:"cached_reads"`
+	// Mark is what the host has said last.
+	Mark string `json:"mark"`
 	// Wall is the guest's wall clock, nanoseconds since 1970.
 	Wall int64 `json:"wall"`
 	// Problems are what is wrong; none is the verdict that all is well.
@@ -74,6 +76,7 @@ type part interface {
 // live starts all parts and answers
 //
 //	report [EARLIER]  a Report, compared with an earlier one
+//	mark TEXT         keeps the text in memory, for reports
 //	draw              32 bytes of getrandom(2), hexadecimal
 func live(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -98,10 +101,14 @@ func live(dir string) error {
 		}
 		parts = append(parts, p)
 	}
+	r := Report{Nonce: nonce}
 	return serve(dir, func(command, argument string) (string, error) {
 		switch command {
 		case "report":
-			return report(dir, nonce, parts, argument)
+			return report(dir, r, parts, argument)
+		case "mark":
+			r.Mark = argument
+			return "marked", nil
 		case "draw":
 			return draw(32)
 		}
@@ -109,15 +116,15 @@ func live(dir string) error {
 	})
 }
 
-func report(dir, nonce string, parts []part, earlier string) (string, error) {
-	r := Report{Nonce: nonce, Problems: []string{}}
+func report(dir string, r Report, parts []part, earlier string) (string, error) {
+	r.Problems = []string{}
 	starts, err := os.ReadFile(filepath.Join(dir, "starts"))
 	if err != nil {
 		return "", err
 	}
 	r.Starts = bytes.Count(starts, []byte("\n"))
-	if lines := strings.Fields(string(starts)); r.Starts == 0 || lines[r.Starts-1] != nonce {
-		r.Problems = append(r.Problems, fmt.Sprintf("the disk's last start is not of this process: %q, not %s", starts, nonce))
+	if lines := strings.Fields(string(starts)); r.Starts == 0 || lines[r.Starts-1] != r.Nonce {
+		r.Problems = append(r.Problems, fmt.Sprintf("the disk's last start is not of this process: %q, not %s", starts, r.Nonce))
 	}
 	for _, p := range parts {
 		if err := p.report(&r); err != nil {
