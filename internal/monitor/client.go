@@ -55,7 +55,7 @@ func Connect(ctx context.Context, dir string) (*Client, error) {
 	conns := &connSet{open: map[net.Conn]struct{}{}}
 	c := &Client{dir: dir, machine: nameOf(dir), conns: conns, control: dialer(socket, conns), data: dialer(socket, conns)}
 	c.monitor = monitorv1connect.NewMonitorServiceClient(&http.Client{Transport: c.control}, "http://monitor", relay.Plain())
-	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: wire.FrameTransport(c.data)}, "http://monitor", relay.Plain(), connect.WithInterceptors(plainWords{c.machine}))
+	c.agent = agentv1connect.NewAgentServiceClient(&http.Client{Transport: wire.FrameTransport(c.data)}, "http://monitor", relay.Plain(), relay.PlainWords(c.machine))
 	limited, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	st, err := c.Status(limited)

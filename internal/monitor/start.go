@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/monitor/socket"
 )
 
 // StartConfig is how to spawn a monitor.
@@ -56,7 +57,7 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 	if err := cfg.Files.MkdirAll(file.Run.SocketDir); err != nil {
 		return nil, err
 	}
-	w, err := NewWatcher(cfg.Dir, file.Run.SocketDir)
+	w, err := socket.NewWatcher(cfg.Dir, file.Run.SocketDir)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@
 //   - devices, the state of CPUs and devices as machine.Run.Window wrote it.
 //
 // None of them is synced. It publishes nothing, knows no checkpoints, and does
-// not decide since when changed pages are counted: dirty.Book does.
+// not decide since when changed pages are counted: book.Book does.
 //
 // # The order
 //

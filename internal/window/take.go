@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/dirty"
+	"github.com/holdpoint/holdpoint/internal/dirty/book"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/undo"
@@ -33,7 +34,7 @@ type Config struct {
 	Memory      machine.Memory
 	MemoryBytes int64
 	// Book counts the pages of this run that changed.
-	Book *dirty.Book
+	Book *book.Book
 	// Rebase counts anew: all pages that differ from the run's memory file. A
 	// book that does not know its set is always counted anew.
 	Rebase bool
@@ -53,7 +54,7 @@ type Config struct {
 	Enter func(ctx context.Context) (wasPaused bool, err error)
 	// Closed is called once the window has closed without error, before the
 	// files are complete; nil is nobody to call.
-	Closed func()
+	Closed func(machine.WindowTimes)
 	// StayPaused leaves the guest stopped after a window without error.
 	StayPaused bool
 	// Deadline is how long the window may be open; 0 is DefaultDeadline.
@@ -65,7 +66,7 @@ type Config struct {
 // Result is what was taken.
 type Result struct {
 	// Capture is sealed; the caller ends it by Publish or Abandon.
-	Capture *dirty.Capture
+	Capture *book.Capture
 	// Pages are those in the file pages.
 	Pages int64
 	// Precopy is the time of looking and copying while the guest ran, in
@@ -85,7 +86,7 @@ type taking struct {
 	todo *dirty.Set
 	// entered says that Enter was called; wasPaused is what it said.
 	entered, wasPaused bool
-	capture            *dirty.Capture
+	capture            *book.Capture
 	result             Result
 
 	// mu is held while the pages of the window are copied.
@@ -127,7 +128,7 @@ func Take(ctx context.Context, cfg Config) (Result, error) {
 		undo.Add(func() { err = t.letGo(ctx, err) })
 	}
 	if t.Closed != nil {
-		t.Closed()
+		t.Closed(t.result.Times)
 	}
 	if err = t.finish(); err != nil {
 		undo.Run() // now, as it may add to the error

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/dirty"
+	"github.com/holdpoint/holdpoint/internal/dirty/book"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/window"
@@ -155,17 +156,17 @@ func (g *guest) ReadAt(b []byte, off int64) (int, error) {
 func (g *guest) Close() error { return nil }
 
 // config is how windows are opened on g.
-func config(t *testing.T, g *guest, book *dirty.Book) window.Config {
+func config(t *testing.T, g *guest, book *book.Book) window.Config {
 	return window.Config{
 		Run: g, Memory: g, MemoryBytes: memoryPages * page, Book: book, Dir: t.TempDir(),
 		Top:      &machine.Layer{ID: "next"},
 		SyncDisk: func(context.Context) error { return g.call("sync") },
 		Enter:    func(context.Context) (bool, error) { was := !g.running; return was, g.call("enter") },
-		Closed:   func() { _ = g.call("closed") },
+		Closed:   func(machine.WindowTimes) { _ = g.call("closed") },
 	}
 }
 
-func newBook() *dirty.Book { return dirty.NewBook("run", "", memoryPages*page) }
+func newBook() *book.Book { return book.New("run", "", memoryPages*page) }
 
 // check compares what is in the folder with the guest's memory.
 func check(t *testing.T, g *guest, dir string, pages int64) {
@@ -181,16 +182,18 @@ func check(t *testing.T, g *guest, dir string, pages int64) {
 	if set.Len() != pages {
 		t.Errorf("%d pages, want %d", set.Len(), pages)
 	}
-	memory, err := os.ReadFile(filepath.Join(dir, "memory"))
+	memory, err := os.Open(filepath.Join(dir, "memory"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(memory) != len(g.content) {
-		t.Fatalf("%d bytes of memory", len(memory))
+	defer memory.Close()
+	if st, err := memory.Stat(); err != nil || st.Size() != int64(len(g.content)) {
+		t.Fatal(st.Size(), err)
 	}
 	for offset, length := range set.Runs() {
-		if !bytes.Equal(memory[offset:offset+length], g.content[offset:offset+length]) {
-			t.Errorf("memory differs at %#x+%#x", offset, length)
+		got := make([]byte, length)
+		if _, err := memory.ReadAt(got, offset); err != nil || !bytes.Equal(got, g.content[offset:offset+length]) {
+			t.Errorf("memory differs at %#x+%#x: %v", offset, length, err)
 		}
 	}
 	if devices, _ := os.ReadFile(filepath.Join(dir, "devices")); string(devices) != "devices" {
@@ -400,7 +403,7 @@ func TestFilesThatCannotBeCompleted(t *testing.T) {
 	g := newGuest(dirty.Userfaultfd)
 	cfg := config(t, g, newBook())
 	cfg.StayPaused = true
-	cfg.Closed = func() {
+	cfg.Closed = func(machine.WindowTimes) {
 		if err := os.MkdirAll(filepath.Join(cfg.Dir, "pages", "x"), 0o700); err != nil {
 			t.Error(err)
 		}

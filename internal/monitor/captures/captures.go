@@ -26,6 +26,7 @@ import (
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/dirty"
+	"github.com/holdpoint/holdpoint/internal/dirty/book"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -44,8 +45,9 @@ type Supervisor interface {
 	// Amend makes a change visible, and durable with the next one that is if
 	// it cannot be now.
 	Amend(change func(*monitor.Record))
-	// SetClock makes the guest's clock that of the host.
+	// SetClock makes the guest's clock that of the host; StepClock moves it.
 	SetClock(ctx context.Context) error
+	StepClock(ctx context.Context, by time.Duration) error
 }
 
 // Config is what Captures works with.
@@ -70,9 +72,9 @@ type Captures struct {
 	// runID is the run that memory and book are of.
 	runID  string
 	memory machine.Memory
-	book   *dirty.Book
+	book   *book.Book
 	// current is the capture of the record, nil when a predecessor took it.
-	current *dirty.Capture
+	current *book.Capture
 	// answer is that of current, with what came after it was recorded.
 	answer *monitorv1.CaptureResponse
 	// clock is the correction of the guest's clock after the last window.
@@ -202,7 +204,7 @@ func (c *Captures) track(ctx context.Context, run machine.Run, cfg machine.RunCo
 	if parent == "" && cfg.Incoming != nil {
 		parent = cfg.Incoming.Checkpoint
 	}
-	c.runID, c.memory, c.book = cfg.RunID, memory, dirty.NewBook(cfg.RunID, parent, cfg.MemoryBytes)
+	c.runID, c.memory, c.book = cfg.RunID, memory, book.New(cfg.RunID, parent, cfg.MemoryBytes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tracking = memory.Strategy()
@@ -278,7 +280,7 @@ func (c *Captures) resume(ctx context.Context) error {
 		return errdefs.New(errdefs.OutcomeUnknown, "let a machine go after its capture: %w; it is tried again until it answers", err)
 	}
 	c.Supervisor.Amend(func(r *monitor.Record) { r.Phase = r.Resumed() })
-	c.correct()
+	c.correct(0)
 	return nil
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // clockPatience is how long a checkpoint waits for the correction of the
-// guest's clock, three round trips of 2.5 ms usually. A guest that is slower is
+// guest's clock, two round trips of 2.5 ms usually. A guest that is slower is
 // corrected while the checkpoint is written, for at most clockTimeout; what is
 // missed then the next window's correction makes good.
 const (
@@ -16,46 +16,61 @@ const (
 	clockTimeout  = 10 * time.Second
 )
 
+// stepTimeout bounds the step by which the guest's clock is behind for certain.
+const stepTimeout = 2 * time.Second
+
 // correction is one of the guest's clock, under way or over.
 type correction struct {
 	cancel context.CancelFunc
-	done   chan struct{}
+	// stepped is closed when the guest has made up for the window.
+	stepped, done chan struct{}
 	// err is why it failed, once done is closed.
 	err error
 }
 
-// correct begins to correct the clock.
-func (c *Captures) correct() *correction {
+// correct begins to correct the clock, which a window has left behind by about
+// so much: QEMU stops the guest's clock with its CPUs. That is made up for at
+// once, which is right however slow the guest is, and what is left is measured.
+func (c *Captures) correct(behind time.Duration) {
 	ctx, cancel := context.WithTimeout(c.ctx, clockTimeout)
-	k := &correction{cancel: cancel, done: make(chan struct{})}
+	k := &correction{cancel: cancel, stepped: make(chan struct{}), done: make(chan struct{})}
 	c.clock = k
 	c.tasks.Go(func() {
 		defer close(k.done)
 		defer cancel()
-		if k.err = c.Supervisor.SetClock(ctx); k.err != nil {
+		if behind > 0 {
+			limited, cancel := context.WithTimeout(c.ctx, stepTimeout)
+			k.err = c.Supervisor.StepClock(limited, behind)
+			cancel()
+		}
+		close(k.stepped)
+		if k.err == nil {
+			k.err = c.Supervisor.SetClock(ctx)
+		}
+		if k.err != nil && ctx.Err() == nil {
 			c.Log.Warn("the guest's clock is behind after a capture", "error", k.err)
 		}
 	})
-	return k
 }
 
-// settled ends a correction that is under way: the guest is about to be stopped
-// again.
+// settled ends a correction that is under way, because the guest is about to be
+// stopped again.
 func (c *Captures) settled() {
 	if c.clock != nil {
+		<-c.clock.stepped // within stepTimeout
 		c.clock.cancel()
 		<-c.clock.done
 	}
 }
 
 // trouble waits a little for the correction, and says why it failed.
-func (k *correction) trouble() string {
+func (c *Captures) trouble() string {
 	patience := time.NewTimer(clockPatience)
 	defer patience.Stop()
 	select {
-	case <-k.done:
-		if k.err != nil {
-			return k.err.Error()
+	case <-c.clock.done:
+		if c.clock.err != nil {
+			return c.clock.err.Error()
 		}
 	case <-patience.C:
 	}

@@ -30,8 +30,6 @@ type taking struct {
 	release func()
 	// was is the record before the window.
 	was monitor.Record
-	// clock is the correction of the clock, nil while there is none.
-	clock *correction
 }
 
 // leave gives the turn back.
@@ -120,11 +118,15 @@ func (t *taking) enter(ctx context.Context) (wasPaused bool, err error) {
 
 // closed corrects the clock of a guest that was let go, while the files are
 // completed.
-func (t *taking) closed() {
-	if t.req.GetStayPaused() || t.was.Phase == monitor.UserPaused {
-		return
+func (t *taking) closed(times machine.WindowTimes) {
+	if t.runsOn() {
+		t.c.correct(times.Downtime)
 	}
-	t.clock = t.c.correct()
+}
+
+// runsOn reports whether the guest runs after the window.
+func (t *taking) runsOn() bool {
+	return !t.req.GetStayPaused() && t.was.Phase != monitor.UserPaused
 }
 
 // undone takes back what was recorded of a window that failed. The new top
@@ -172,8 +174,8 @@ func (t *taking) done(r window.Result) (*monitorv1.CaptureResponse, error) {
 		return nil, t.unrecorded(r, err)
 	}
 	t.leave()
-	if t.clock != nil {
-		answer.ClockTrouble = t.clock.trouble()
+	if t.runsOn() {
+		answer.ClockTrouble = t.c.trouble()
 	}
 	t.c.current, t.c.answer = r.Capture, answer
 	return answer, nil

@@ -144,6 +144,7 @@ func TestCapture(t *testing.T) {
 	if events := b.read("events.log"); strings.Count(events, step) != 1 {
 		t.Error("the clock was not corrected")
 	} else {
+		events = strings.ReplaceAll(events, "step clock 0s\n", "") // the window's own millisecond
 		b.fault("events.log", strings.ReplaceAll(events, step, ""))
 	}
 	b.wantEvents(`memory
@@ -623,7 +624,7 @@ func (b *bench) awaitLinked(c *monitor.Client) {
 	}
 }
 
-// TestManyCapturesLeaveTheClockRight.
+// TestManyCapturesLeaveTheClockRight although each leaves it 300 ms behind.
 func TestManyCapturesLeaveTheClockRight(t *testing.T) {
 	b := newCaptureBench(t)
 	c := b.up()
@@ -642,7 +643,5 @@ func TestManyCapturesLeaveTheClockRight(t *testing.T) {
 		parent = id
 	}
 	t.Logf("%s each", (time.Since(began) / rounds).Round(100*time.Microsecond))
-	if n := strings.Count(b.read("events.log"), "step clock 300ms"); n != rounds {
-		t.Errorf("%d corrections", n)
-	}
+	awaitClock(t, c)
 }

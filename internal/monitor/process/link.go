@@ -78,7 +78,6 @@ func (m *supervisor) attend(ctx context.Context, conv *relay.Conversation) error
 		err = m.introduce(ctx, conv)
 	}
 	if err == nil {
-		m.catchUp(ctx)
 		err = conv.Attend(ctx, m.still)
 	}
 	return err
@@ -127,6 +126,9 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 				r.Phase = monitor.Running
 			}
 		})
+	}
+	if err == nil && !first {
+		m.catchUp(ctx, conv) // it may have stood still meanwhile
 	}
 	if err == nil {
 		m.update(func() { m.link, m.trouble = conv, "" })

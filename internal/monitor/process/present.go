@@ -92,9 +92,19 @@ func (m *supervisor) Amend(change func(*monitor.Record)) {
 	}
 }
 
-// SetClock is that of captures.Supervisor. A guest that was never ready gets
-// the time when it is told who it is.
+// SetClock is that of captures.Supervisor.
 func (m *supervisor) SetClock(ctx context.Context) error {
+	return m.onClock(ctx, func(conv *relay.Conversation) error { return conv.SetClock(ctx) })
+}
+
+// StepClock is that of captures.Supervisor.
+func (m *supervisor) StepClock(ctx context.Context, by time.Duration) error {
+	return m.onClock(ctx, func(conv *relay.Conversation) error { return conv.StepClock(ctx, by) })
+}
+
+// onClock changes the guest's clock, one change at a time. A guest that was
+// never ready gets the time when it is told who it is.
+func (m *supervisor) onClock(ctx context.Context, change func(*relay.Conversation) error) error {
 	select {
 	case m.clock <- struct{}{}:
 		defer func() { <-m.clock }()
@@ -110,7 +120,7 @@ func (m *supervisor) SetClock(ctx context.Context) error {
 	case conv == nil:
 		return errdefs.New(errdefs.WrongState, "set the guest's clock: the guest agent does not answer")
 	}
-	return conv.SetClock(ctx)
+	return change(conv)
 }
 
 // catchUpTimeout bounds a correction of the clock that something waits for.
@@ -118,13 +128,13 @@ const catchUpTimeout = 2 * time.Second
 
 // catchUp corrects the clock of a guest that stood still or was out of touch.
 // What it misses is corrected after the next capture, pause or greeting.
-func (m *supervisor) catchUp(ctx context.Context) {
-	if m.present().Phase == monitor.Window || m.still() {
+func (m *supervisor) catchUp(ctx context.Context, conv *relay.Conversation) {
+	if conv == nil || m.still() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catchUpTimeout)
 	defer cancel()
-	if err := m.SetClock(ctx); err != nil {
+	if err := conv.SetClock(ctx); err != nil {
 		m.Log.Warn("the guest's clock is behind", "error", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -150,7 +151,10 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.ResumeRequest]) (*connect.Response[monitorv1.ResumeResponse], error) {
 	err := s.m.change(ctx, "resume", s.m.resume)
 	if err == nil {
-		s.m.catchUp(ctx)
+		_ = s.m.onClock(ctx, func(conv *relay.Conversation) error {
+			s.m.catchUp(ctx, conv)
+			return nil
+		})
 	}
 	return connect.NewResponse(&monitorv1.ResumeResponse{}), wire.Encode(err)
 }

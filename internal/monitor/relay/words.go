@@ -1,6 +1,4 @@
-//go:build linux
-
-package monitor
+package relay
 
 import (
 	"context"
@@ -11,8 +9,14 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
+
+// PlainWords makes a client of the machine's monitor tell its callers in plain
+// words when the connection to the monitor ended in the middle of a call to the
+// guest.
+func PlainWords(machine string) connect.ClientOption {
+	return connect.WithInterceptors(plainWords{machine})
+}
 
 // plainWords tells in plain words when the connection to the monitor ended in
 // the middle of a call to the guest, which the transport tells in its own.
@@ -28,7 +32,7 @@ func (p plainWords) said(ctx context.Context, procedure string, err error) error
 	case connect.CodeCanceled, connect.CodeDeadlineExceeded, connect.CodeResourceExhausted, connect.CodeUnimplemented:
 		return err
 	}
-	return relay.Unavailable(errdefs.New(errdefs.OutcomeUnknown,
+	return Unavailable(errdefs.New(errdefs.OutcomeUnknown,
 		"the monitor of machine %s went away while the call %s was under way; it may have had its effect", p.machine, path.Base(procedure)))
 }
 

@@ -1,6 +1,6 @@
 //go:build linux
 
-package monitor
+package socket
 
 import (
 	"fmt"

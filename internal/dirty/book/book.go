@@ -1,8 +1,12 @@
-package dirty
+// Package book keeps which pages of a run's memory were written since the last
+// published capture, and between which captures a set of them means something.
+// It finds none itself: package dirty does.
+package book
 
 import (
 	"sync"
 
+	"github.com/holdpoint/holdpoint/internal/dirty"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -18,8 +22,8 @@ type Epoch struct {
 }
 
 // Book keeps, for one run, the pages that were written since the last
-// published capture. Its life: NewBook when the run is attached to; Rebase
-// with what Tracker.Arm returned; Add with each scan; Begin, Capture.Seal and
+// published capture. Its life: New when the run is attached to; Rebase
+// with what dirty.Tracker.Arm returned; Add with each scan; Begin, Capture.Seal and
 // one of Capture.Publish and Capture.Abandon for each capture, one at a time.
 // Lost when a scan failed, which makes the set unknown until the next Rebase:
 // it is never guessed. Its methods may be called at the same time.
@@ -27,16 +31,16 @@ type Book struct {
 	mu    sync.Mutex
 	epoch Epoch
 	// since has all pages written since epoch.Parent, but those in current.
-	since *Set
+	since *dirty.Set
 	// known is false while since may lack pages.
 	known   bool
 	current *Capture
 }
 
-// NewBook begins the book of a run whose memory file holds the memory of
+// New begins the book of a run whose memory file holds the memory of
 // parent, or of no checkpoint when that is empty. The set is unknown.
-func NewBook(runID, parent string, memoryBytes int64) *Book {
-	return &Book{epoch: Epoch{RunID: runID, Parent: parent}, since: NewSet(memoryBytes)}
+func New(runID, parent string, memoryBytes int64) *Book {
+	return &Book{epoch: Epoch{RunID: runID, Parent: parent}, since: dirty.NewSet(memoryBytes)}
 }
 
 // Epoch is the one that a capture would belong to now.
@@ -55,23 +59,23 @@ func (b *Book) Known() bool {
 }
 
 // Pages is a copy of the set as it is now.
-func (b *Book) Pages() *Set {
+func (b *Book) Pages() *dirty.Set {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.since.Clone()
 }
 
 // Add notes that pages were written.
-func (b *Book) Add(pages *Set) {
+func (b *Book) Add(pages *dirty.Set) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.since.Or(pages)
 }
 
 // Rebase makes the set known: pages are all that differ from the run's memory
-// file, as Tracker.Arm returns them. This may be more than what was written
+// file, as dirty.Tracker.Arm returns them. This may be more than what was written
 // since the parent, never less.
-func (b *Book) Rebase(pages *Set) {
+func (b *Book) Rebase(pages *dirty.Set) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.since.Or(pages)
@@ -111,7 +115,7 @@ func (b *Book) Begin(want Epoch) (*Capture, error) {
 // deferred Abandon is allowed.
 type Capture struct {
 	book   *Book
-	sealed *Set
+	sealed *dirty.Set
 	ended  bool
 }
 
@@ -119,7 +123,7 @@ type Capture struct {
 // scan was added: it returns all pages written since the parent, and what is
 // added from now on belongs to the next capture. The caller must not change
 // the set. WRONG_STATE while the set is unknown, or when it was sealed already.
-func (c *Capture) Seal() (*Set, error) {
+func (c *Capture) Seal() (*dirty.Set, error) {
 	b := c.book
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -131,7 +135,7 @@ func (c *Capture) Seal() (*Set, error) {
 			"seal capture of run %s: which pages changed is unknown; arm the tracking again and rebase", b.epoch.RunID)
 	}
 	c.sealed = b.since
-	b.since = NewSet(c.sealed.MemoryBytes())
+	b.since = dirty.NewSet(c.sealed.MemoryBytes())
 	return c.sealed, nil
 }
 
