@@ -36,6 +36,10 @@ func (s *Service) target(ctx context.Context, r *holdpointv1.RestoreMachineReque
 	if err != nil {
 		return m, k, err
 	}
+	if r.GetKind() == string(checkpoint.Full) && k.Full == nil {
+		return m, k, errdefs.New(errdefs.KindMismatch, "restore: %s is a disk checkpoint, it has no memory to continue; its disk: holdpoint restore %s %s --disk",
+			k.ID, m.Name, k.ID)
+	}
 	if r.GetGeneration() != 0 && r.GetGeneration() != m.Generation {
 		return m, k, errdefs.New(errdefs.Conflict, "restore: machine %s is in generation %d, this was meant for %d; look at its state and try again",
 			m.Name, m.Generation, r.GetGeneration())
