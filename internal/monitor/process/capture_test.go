@@ -491,7 +491,16 @@ func TestContinuedRunFailsClosed(t *testing.T) {
 	b.incoming()
 	b.fault("continue-fails", "")
 	b.start.Config.AsIs = true
-	b.up()
+	c = b.up()
+	_, err = c.Capture(ctx(t), b.order("k1", "k0"))
+	must(t, err)
+	b.killMonitor()
+	c = b.ensure()
+	_, err = c.AwaitReady(ctx(t))
+	must(t, err)
+	if offset, _ := clock(t, c); offset > -59*time.Minute {
+		t.Errorf("a guest taken as it is was told the time: %s", offset)
+	}
 
 	b = newCaptureBench(t)
 	b.incoming()

@@ -92,8 +92,14 @@ func (m *supervisor) Amend(change func(*monitor.Record)) {
 	}
 }
 
+// asIs reports whether the guest keeps the time that it continued with.
+func (m *supervisor) asIs() bool { return m.cfg.AsIs && m.runConfig().Incoming != nil }
+
 // SetClock is that of captures.Supervisor.
 func (m *supervisor) SetClock(ctx context.Context) error {
+	if m.asIs() {
+		return nil
+	}
 	return m.onClock(ctx, func(conv *relay.Conversation) error { return conv.SetClock(ctx) })
 }
 
@@ -129,7 +135,7 @@ const catchUpTimeout = 2 * time.Second
 // catchUp corrects the clock of a guest that stood still or was out of touch.
 // What it misses is corrected after the next capture, pause or greeting.
 func (m *supervisor) catchUp(ctx context.Context, conv *relay.Conversation) {
-	if conv == nil || m.still() {
+	if conv == nil || m.still() || m.asIs() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catchUpTimeout)
