@@ -17,7 +17,7 @@ func fullCheckpoint(n int) *holdpointv1.Checkpoint {
 	c.Id, c.Kind, c.Consistency, c.Parent, c.Current = fmt.Sprintf("c%d000000000000aa", n), "full", "", "c3000000000000aa", false
 	c.CreatedAt = ago(time.Duration(60-n)*time.Minute + time.Second)
 	c.MemoryBytes, c.MemoryLayers, c.Tracking = 21<<20, []string{"m1", "m2"}, "userfaultfd"
-	c.Platform = `{"hypervisor":"7.2","machine_type":"pc-q35-7.2","cpu":"Nehalem","accelerator":"tcg"}`
+	c.Platform = `{"hypervisor":"7.2","machine_type":"pc-q35-7.2","cpu":"qemu64-v1,ssse3=on,aes=on","accelerator":"tcg"}`
 	c.Name, c.Message, c.Verification, c.Pool, c.Standbys = "green", "tests green", "verified", 4, 3
 	if n == 5 {
 		c.Name, c.Message, c.Verification, c.Problem, c.Pool, c.Standbys = "broken", "", "failed", "layer m2:\ndigest differs", 0, 0

@@ -52,8 +52,8 @@ func FullFields(c *holdpointv1.Checkpoint) [][2]string {
 	}
 }
 
-// platform says what a full checkpoint rests on in a few words; the JSON
-// output has all of it.
+// platform says what a full checkpoint rests on in a few words, with the CPU's
+// features counted only; the JSON output has all of it.
 func platform(text string) string {
 	var p struct {
 		Hypervisor  string `json:"hypervisor"`
@@ -64,8 +64,12 @@ func platform(text string) string {
 	if json.Unmarshal([]byte(text), &p) != nil {
 		return ""
 	}
+	model, features, some := strings.Cut(p.CPU, ",")
+	if some {
+		model += " with " + Count(strings.Count(features, ",")+1, "feature")
+	}
 	var words []string
-	for _, word := range []string{p.Accelerator, p.MachineType, p.CPU} {
+	for _, word := range []string{p.Accelerator, p.MachineType, model} {
 		if word != "" {
 			words = append(words, word)
 		}
