@@ -262,6 +262,15 @@ func TestCheckpointAsks(t *testing.T) {
 	}
 }
 
+// What commands in many machines print cannot move the cursor of a terminal.
+func TestForkOnTerminal(t *testing.T) {
+	_, dir := serve(t)
+	c := onTerminal(t, dir, "fork", "green", "--count", "2", "--", "index")
+	if code := c.code(); code != 0 || !strings.Contains(c.seen.String(), "try-2 | [31mtwo\r\n") || strings.Contains(c.seen.String(), "\x1b[31m") {
+		t.Errorf("exit code %d, seen %q", code, c.seen.String())
+	}
+}
+
 // A terminal is raw while a command has it: Ctrl-C goes to the machine as a
 // byte, sizes follow, and afterwards the terminal is as before.
 func TestShellOnTerminal(t *testing.T) {
