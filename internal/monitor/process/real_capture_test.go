@@ -220,15 +220,33 @@ func (r *realCaptures) wantSmall(c *monitor.Client) {
 // testRealContinued goes on from the last capture as another machine.
 func testRealContinued(t *testing.T, b *bench, r *realCaptures, devices, pid string) {
 	run := &b.start.Config.Run
-	old, err := monitor.ReadConfig(r.dir)
-	must(t, err)
+	old, oldErr := monitor.ReadConfig(r.dir)
+	must(t, oldErr)
 	run.Cmdline = old.Run.Cmdline
 	run.Disk = r.disk // its top is empty and nobody else's
 	run.Incoming = &machine.Incoming{MemoryFile: r.memory.Name(), DeviceState: devices, Checkpoint: r.parent}
 	b.start.Config.Guest = monitor.Guest{Hostname: "other", MachineID: strings.Repeat("7b", 16)}
 	began := time.Now()
-	c := b.up()
-	t.Logf("continued and ready after %s", time.Since(began).Round(time.Millisecond))
+	c, err := monitor.Start(ctx(t), b.start)
+	must(t, err)
+	t.Cleanup(c.Close)
+	b.start.Config = nil
+	t.Logf("continued after %s", time.Since(began).Round(time.Millisecond))
+	for _, what := range []struct {
+		name string
+		seen func(*monitorv1.StatusResponse) bool
+	}{{"linked", (*monitorv1.StatusResponse).GetLinked}, {"ready", (*monitorv1.StatusResponse).GetReady}} {
+		err := c.Watch(ctx(t), func(st *monitorv1.StatusResponse) error {
+			if what.seen(st) {
+				return errEnough
+			}
+			return nil
+		})
+		if err != errEnough {
+			t.Fatal(err)
+		}
+		t.Logf("%s after %s", what.name, time.Since(began).Round(time.Millisecond))
+	}
 	awaitClock(t, c)
 	if got := shell(t, c, "hostname; cat /etc/machine-id /root/before; kill -0 "+pid+" && echo alive"); got != "other\n"+strings.Repeat("7b", 16)+"\nbefore\nalive" {
 		t.Errorf("guest is %q", got)

@@ -70,9 +70,10 @@ const (
 	// clockGoal is how exactly the difference of the clocks is to be known.
 	clockGoal = 20 * time.Millisecond
 	// clockMost is what is taken when clockTries were not enough: the promise
-	// is that the clock is right within 100 ms.
+	// is that the clock is right within 100 ms. After mostTries it is given up.
 	clockMost  = 80 * time.Millisecond
-	clockTries = 20
+	clockTries = 5
+	mostTries  = 40
 	// clockFine is not worth a step.
 	clockFine = 5 * time.Millisecond
 )
@@ -95,12 +96,12 @@ func (c *Conversation) SetClock(ctx context.Context) error {
 		switch {
 		case !slow && offset.Abs() <= clockFine:
 			return nil
-		case slow && !wrong && try < clockTries:
-			continue // it may well be right
-		case slow && offset.Abs()+doubt <= clockMost:
+		case slow && try >= clockTries && offset.Abs()+doubt <= clockMost:
 			return nil
-		case slow && !wrong && doubt > clockMost || try >= 2*clockTries:
+		case try >= mostTries:
 			return errdefs.New(errdefs.Deadline, "set the guest's clock: it is %s off, give or take %s, after %d tries", offset.Round(time.Millisecond), doubt.Round(time.Millisecond), try)
+		case slow && !wrong && (try < clockTries || doubt > clockMost):
+			continue // it may well be right
 		}
 		if err := c.StepClock(ctx, -offset); err != nil {
 			return err
