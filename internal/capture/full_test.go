@@ -133,6 +133,9 @@ func TestFullCheckpoint(t *testing.T) {
 	if k.Kind != checkpoint.Full || k.Parent != one.Checkpoint.ID || len(k.Full.Memory) != 2 || k.Full.Memory[0] != one.Checkpoint.Full.Memory[0] {
 		t.Errorf("second checkpoint %+v", k)
 	}
+	if info := w.LayerInfo(k.Full.Memory[1]); info.DataPages != 1 || info.ZeroPages != 1 {
+		t.Errorf("the second memory layer has %d pages and %d zero ones, 1 and 1 have changed", info.DataPages, info.ZeroPages)
+	}
 	if orders := w.Source.Orders(); orders[0].ParentID != "" || orders[1].ParentID != one.Checkpoint.ID {
 		t.Errorf("asked for %+v", orders)
 	}

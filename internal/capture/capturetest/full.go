@@ -63,6 +63,15 @@ func (w *World) MemoryOf(k checkpoint.Checkpoint) map[int64]byte {
 	return w.FirstBytes(path)
 }
 
+// LayerInfo is what a memory layer says of itself.
+func (w *World) LayerInfo(id string) store.Info {
+	w.tb.Helper()
+	layer, err := store.Open(w.Home.MemoryLayer(id))
+	must(w.tb, err)
+	defer layer.Close()
+	return layer.Info()
+}
+
 // FirstBytes reads a memory file: the first byte of each page that is not zero.
 func (w *World) FirstBytes(path string) map[int64]byte {
 	w.tb.Helper()
