@@ -122,6 +122,10 @@ func (s *Service) begin(ctx context.Context, w *operation.Work, m catalog.Machin
 	return s.create(ctx, w, m, shape)
 }
 
+// continueTimeout is how long a guest may take to go on from a kept boot before
+// it boots instead: under TCG on a busy host it takes 1 to 5 s.
+const continueTimeout = 45 * time.Second
+
 // continueBoot makes the machine go on from a kept boot; again is whether it
 // has to boot instead, because that cannot be continued.
 func (s *Service) continueBoot(ctx context.Context, w *operation.Work, m catalog.Machine, k checkpoint.Checkpoint) (again bool, err error) {
@@ -132,7 +136,9 @@ func (s *Service) continueBoot(ctx context.Context, w *operation.Work, m catalog
 	if err := w.Enter(ctx, phaseBoot, "continuing from the image's first boot", Detail{MachineID: m.ID}); err != nil {
 		return false, err
 	}
-	_, err = s.Restorer.Fork(ctx, restore.ForkRequest{
+	going, cancel := context.WithTimeout(ctx, continueTimeout)
+	defer cancel()
+	_, err = s.Restorer.Fork(going, restore.ForkRequest{
 		Operation: w.ID(), Target: k, Machine: m, Destination: s.Keeper, Host: s.Keeper, Note: w.Note,
 	})
 	if err == nil || ctx.Err() != nil || errdefs.Is(err, errdefs.AlreadyExists) || errdefs.Is(err, errdefs.NoSpace) {

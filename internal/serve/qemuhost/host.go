@@ -8,7 +8,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"sync"
+	"time"
 
 	"github.com/holdpoint/holdpoint/internal/daemon"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
@@ -31,12 +34,21 @@ type Config struct {
 	Log         *slog.Logger
 }
 
-// Host implements daemon.Host. It has no state and no end.
+// preparedFor is how long what a boot needs is not looked for again: that takes
+// 20 ms, most of it for the digest of our own agent and for opening /dev/kvm.
+const preparedFor = 10 * time.Minute
+
+// Host implements daemon.Host. It has no end.
 type Host struct {
 	*disk.Disk
 	*merge.Merger
 	cfg  Config
 	qemu *host.Host
+
+	mu sync.Mutex
+	// prepared are the boots of images by build id, since is when each was.
+	prepared map[string]keeper.Boot
+	since    map[string]time.Time
 }
 
 // New returns a Host.
@@ -44,7 +56,7 @@ func New(cfg Config) *Host {
 	q := newHost(cfg)
 	return &Host{
 		Disk: disk.New(disk.Config{FS: cfg.Files}), Merger: merge.New(merge.Config{Host: q, Files: cfg.Files}),
-		cfg: cfg, qemu: q,
+		cfg: cfg, qemu: q, prepared: map[string]keeper.Boot{}, since: map[string]time.Time{},
 	}
 }
 
@@ -66,6 +78,9 @@ func (h *Host) PrepareBoot(ctx context.Context, img image.Image) (keeper.Boot, e
 	if err := img.Check(ctx); err != nil {
 		return keeper.Boot{}, err
 	}
+	if boot, ok := h.known(img.BuildID); ok {
+		return boot, nil
+	}
 	initramfs, err := img.BootInitramfs(ctx, h.cfg.Home.Cache())
 	if err != nil {
 		return keeper.Boot{}, err
@@ -81,7 +96,23 @@ func (h *Host) PrepareBoot(ctx context.Context, img image.Image) (keeper.Boot, e
 			boot.Note += "; " + accel.Fix
 		}
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.prepared[img.BuildID], h.since[img.BuildID] = boot, time.Now()
 	return boot, nil
+}
+
+// known is what was prepared a while ago, as long as it is still there.
+func (h *Host) known(buildID string) (keeper.Boot, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	boot, ok := h.prepared[buildID]
+	if !ok || time.Since(h.since[buildID]) > preparedFor {
+		return boot, false
+	}
+	_, err := os.Lstat(boot.Initramfs)
+	boot.Note = "" // it was said
+	return boot, err == nil
 }
 
 // Platform is what QEMU here makes of the config.
