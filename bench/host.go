@@ -3,19 +3,16 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/bench/proc"
 	"github.com/holdpoint/holdpoint/bench/stage"
 	"github.com/holdpoint/holdpoint/bench/table"
 	"github.com/holdpoint/holdpoint/client"
@@ -25,10 +22,6 @@ const (
 	bootRounds = 3
 	cliRounds  = 30
 	idleTime   = 10 * time.Second
-
-	// clockTicks is the unit of CPU times in /proc/PID/stat per second: 100
-	// on every Linux/x86 (USER_HZ, proc_pid_stat(5)).
-	clockTicks = 100
 )
 
 func measureBoot(ctx context.Context, s *stage.Stage, t *table.Table) error {
@@ -82,7 +75,7 @@ func measureIdle(ctx context.Context, s *stage.Stage, t *table.Table) error {
 		pid    int64
 		target int64
 	}{{"daemon", status.Msg.GetPid(), 40 << 20}, {"monitor", m.Msg.GetMonitorPid(), 0}} {
-		before, err := cpuTicks(p.pid)
+		before, err := proc.CPU(p.pid)
 		if err != nil {
 			return err
 		}
@@ -91,15 +84,15 @@ func measureIdle(ctx context.Context, s *stage.Stage, t *table.Table) error {
 			return ctx.Err()
 		case <-time.After(idleTime):
 		}
-		after, err := cpuTicks(p.pid)
+		after, err := proc.CPU(p.pid)
 		if err != nil {
 			return err
 		}
-		rss, err := resident(p.pid)
+		rss, err := proc.Resident(p.pid)
 		if err != nil {
 			return err
 		}
-		busy := float64(after-before) / clockTicks / idleTime.Seconds() * 100
+		busy := float64(after-before) / float64(idleTime) * 100
 		r := table.Row{
 			What:     "idle " + p.what + ", one machine running",
 			Measured: fmt.Sprintf("%.1f MiB resident, %.1f %% CPU", float64(rss)/(1<<20), busy),
@@ -111,37 +104,6 @@ func measureIdle(ctx context.Context, s *stage.Stage, t *table.Table) error {
 		t.Add(r)
 	}
 	return nil
-}
-
-// cpuTicks is the CPU time of a process so far.
-func cpuTicks(pid int64) (int64, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	// The command's name is in parentheses and may hold anything; utime and
-	// stime are the 12th and 13th fields after it.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("read /proc/%d/stat: %d fields", pid, len(fields))
-	}
-	user, err := strconv.ParseInt(fields[11], 10, 64)
-	system, err2 := strconv.ParseInt(fields[12], 10, 64)
-	return user + system, errors.Join(err, err2)
-}
-
-// resident is a process's resident memory in bytes.
-func resident(pid int64) (int64, error) {
-	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(statm))
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("read /proc/%d/statm: %q", pid, statm)
-	}
-	pages, err := strconv.ParseInt(fields[1], 10, 64)
-	return pages * int64(os.Getpagesize()), err
 }
 
 func measureCLI(ctx context.Context, s *stage.Stage, t *table.Table) error {

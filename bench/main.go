@@ -21,6 +21,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/holdpoint/holdpoint/bench/full"
 	"github.com/holdpoint/holdpoint/bench/stage"
 	"github.com/holdpoint/holdpoint/bench/table"
 )
@@ -29,6 +30,7 @@ import (
 type options struct {
 	bin, template, write string
 	only                 *regexp.Regexp
+	rounds               int
 }
 
 func main() {
@@ -36,7 +38,8 @@ func main() {
 	var only string
 	flag.StringVar(&o.bin, "holdpoint", "bin/holdpoint", "the binary to measure")
 	flag.StringVar(&o.template, "template", os.Getenv("HOLDPOINT_TEST_HOME"), "a home with the image `debian`, which is copied")
-	flag.StringVar(&only, "only", ".", "measure only what matches this pattern: cli, exec, cp, checkpoint, proxy, boot, idle")
+	flag.StringVar(&only, "only", ".", "measure only what matches this pattern: cli, exec, cp, checkpoint, proxy, boot, idle, full-downtime, full-restore, full-fork, full-stored, full-speed")
+	flag.IntVar(&o.rounds, "rounds", 20, "rounds of each figure of the full- groups, after a warm-up")
 	flag.StringVar(&o.write, "write", "", "put the table between the bench:begin and bench:end marks of this file, too")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -55,6 +58,17 @@ func main() {
 type measurement struct {
 	name string
 	run  func(ctx context.Context, s *stage.Stage, t *table.Table) error
+}
+
+// full makes a measurement of one of package full's.
+func (o options) full(measure func(*full.Bench, context.Context) error) func(context.Context, *stage.Stage, *table.Table) error {
+	return func(ctx context.Context, s *stage.Stage, t *table.Table) error {
+		b, err := full.New(ctx, s, t, o.rounds)
+		if err != nil {
+			return err
+		}
+		return measure(b, ctx)
+	}
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -79,6 +93,11 @@ func run(ctx context.Context, o options) (err error) {
 		{"cp", measureCopy},
 		{"proxy", measureProxy},
 		{"checkpoint", measureCheckpoint},
+		{"full-downtime", o.full((*full.Bench).Downtime)},
+		{"full-restore", o.full((*full.Bench).Restore)},
+		{"full-fork", o.full((*full.Bench).Fork)},
+		{"full-stored", o.full((*full.Bench).Stored)},
+		{"full-speed", o.full((*full.Bench).Speed)},
 	} {
 		if !o.only.MatchString(m.name) {
 			continue

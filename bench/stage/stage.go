@@ -179,34 +179,7 @@ func (s *Stage) Remove(ctx context.Context, name string) error {
 
 // Exec runs a command in a machine through the API and returns its output.
 func (s *Stage) Exec(ctx context.Context, name string, argv ...string) (string, error) {
-	stream := s.Client.Guest.Exec(ctx)
-	defer func() { _ = stream.CloseResponse() }()
-	start := &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Start{Start: &agentv1.ExecStart{Argv: argv}}}
-	if err := stream.Send(&holdpointv1.GuestExecRequest{Machine: name, Message: start}); err != nil && !errors.Is(err, io.EOF) {
-		return "", err
-	}
-	end := &agentv1.ExecRequest{Message: &agentv1.ExecRequest_StdinEnd{StdinEnd: &agentv1.StdinEnd{}}}
-	if err := stream.Send(&holdpointv1.GuestExecRequest{Message: end}); err != nil && !errors.Is(err, io.EOF) {
-		return "", err
-	}
-	var out strings.Builder
-	for {
-		msg, err := stream.Receive()
-		if err != nil {
-			return "", fmt.Errorf("exec %q: %w", argv, err)
-		}
-		switch m := msg.GetMessage().GetMessage().(type) {
-		case *agentv1.ExecResponse_Stdout:
-			out.Write(m.Stdout)
-		case *agentv1.ExecResponse_Stderr:
-			out.Write(m.Stderr)
-		case *agentv1.ExecResponse_Exit:
-			if m.Exit.GetCode() != 0 {
-				return "", fmt.Errorf("exec %q: exit code %d: %s%s", argv, m.Exit.GetCode(), out.String(), m.Exit.GetError())
-			}
-			return out.String(), stream.CloseRequest()
-		}
-	}
+	return s.Guest(ctx, name).Exec(&agentv1.ExecStart{Argv: argv}, nil)
 }
 
 // Monitor connects to the monitor of a machine's run.
