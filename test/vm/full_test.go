@@ -227,8 +227,8 @@ func TestCommandsLiveOn(t *testing.T) {
 	a := newAlive(t)
 	a.start(t, "web")
 	var detached struct{ Command struct{ ID string } }
-	a.JSON(t, &detached, "exec", "web", "--detach", "--", "sh", "-c",
-		"echo before; while ! test -e /go; do sleep 0.1; done; echo after; exit 3")
+	decode(t, a.Must(t, "exec", "web", "--detach", "--json", "--", "sh", "-c",
+		"echo before; while ! test -e /go; do sleep 0.1; done; echo after; exit 3"), &detached)
 	a.checkpoint(t, "web", "one")
 
 	session1 := a.Command("exec", "web", "--", "sh", "-c", "touch /attached; exec sleep 1000")

@@ -48,12 +48,12 @@ func TestKilledInWindow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.clean(t)
 	if r, err := a.Run("checkpoint", "show", "never"); err != nil || r.Code != 3 {
 		t.Errorf("checkpoint show ended with %d, %v: %s", r.Code, err, r.Stdout)
 	}
 	a.Must(t, "start", "web")
 	a.Must(t, "exec", "web", "--", "cat", "/kept")
+	a.clean(t)
 	a.checkpoint(t, "web", "next")
 	a.Must(t, "restore", "web", "zero", "--full", "--yes")
 	a.check(t, "web", report{})
