@@ -277,6 +277,9 @@ func (d *Daemon) sweep(ctx context.Context) {
 	if err := d.memory.Evict(ctx); err != nil {
 		d.cfg.Log.Warn("evict memory files", "error", err)
 	}
+	if err := d.chains.Sweep(d.keeper.OpensDisk); err != nil {
+		d.cfg.Log.Warn("sweep merged disks", "error", err)
+	}
 	d.tend(ctx)
 }
 

@@ -72,7 +72,7 @@ func Allow(verb, name string, state State, allowed ...State) error {
 	switch {
 	case state == Stopped && slices.Contains(allowed, Running):
 		remedy = "run holdpoint start " + name
-	case (state == Paused || state == Suspended) && slices.Contains(allowed, Running):
+	case state == Suspended, state == Paused && slices.Contains(allowed, Running):
 		remedy = "run holdpoint resume " + name
 	case state == Running && slices.Contains(allowed, Stopped):
 		remedy = "run holdpoint stop " + name + " first"

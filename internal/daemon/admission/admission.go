@@ -101,10 +101,16 @@ func (d *Desk) Claim(ctx context.Context, w *operation.Work, ref string) (catalo
 	if m, err = d.Catalog.GetMachine(ctx, m.ID); err != nil {
 		return m, err
 	}
-	for _, line := range d.Prover.Untold(m.ID) {
+	d.News(w, m.ID)
+	return m, d.Catalog.UseMachine(ctx, m.ID)
+}
+
+// News tells with the operation what was found out about the machine's
+// checkpoints since the last one.
+func (d *Desk) News(w *operation.Work, machineID string) {
+	for _, line := range d.Prover.Untold(machineID) {
 		w.Note("%s", line)
 	}
-	return m, d.Catalog.UseMachine(ctx, m.ID)
 }
 
 // CheckBoots refuses, before anything is stopped for it, a disk that could not

@@ -7,9 +7,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -87,6 +90,35 @@ func (k *Keeper) Platform(ctx context.Context, m catalog.Machine) (machine.Platf
 func (k *Keeper) BootedFrom(ctx context.Context, m catalog.Machine) ([]string, error) {
 	_, boot, err := k.prepare(ctx, m)
 	return []string{m.ImageBuildID, filepath.Base(boot.Initramfs)}, err
+}
+
+// freshDisk is how long a merged disk is kept that no run has recorded yet: its
+// run may be about to begin.
+const freshDisk = 10 * time.Minute
+
+// OpensDisk reports whether some run reads the merged disk at path, or may be
+// about to.
+func (k *Keeper) OpensDisk(path string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || time.Since(info.ModTime()) < freshDisk {
+		return true
+	}
+	dirs, err := filepath.Glob(filepath.Join(k.cfg.Home.Runs(), "*"))
+	if err != nil {
+		return true
+	}
+	for _, dir := range dirs {
+		record, err := monitor.ReadRecord(dir)
+		if err != nil && !errdefs.Is(err, errdefs.NotFound) {
+			return true // nobody can tell
+		}
+		for _, layer := range record.Disk {
+			if record.Phase != monitor.Exited && layer.Path == path {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // CheckImage refuses an image that cannot be booted, as a boot would.

@@ -149,7 +149,7 @@ func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.
 		return err
 	}
 	state := keeper.State(m, s.Keeper.Run(m.ID))
-	if state != machine.Stopped && !r.GetForce() {
+	if state != machine.Stopped && state != machine.Suspended && !r.GetForce() {
 		return errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
 	}
 	checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)

@@ -147,6 +147,7 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 		return nil, err
 	}
 	s.StandAside(m.ID)
+	s.News(w, m.ID)
 	run := s.Keeper.Run(m.ID)
 	state := keeper.State(m, run)
 	if err := machine.Allow("restore", m.Name, state, machine.Running, machine.Paused, machine.Stopped, machine.Suspended); err != nil {

@@ -90,6 +90,10 @@ func (s *Settler) settleSuspend(ctx context.Context, op catalog.Operation) (*hol
 	if !suspended {
 		return nil, interrupted(op, "the machine is not suspended and goes on")
 	}
+	s.cfg.Keeper.Tidy(m.ID)
+	if err := s.cfg.Files.RemoveAll(detail.Dir); err != nil {
+		return nil, err
+	}
 	return s.cfg.View.MachineResult(ctx, m.ID)
 }
 
