@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -243,6 +244,9 @@ func (d *docs) fields(t reflect.Type) {
 func (d *docs) kind(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Slice:
+		if t == reflect.TypeFor[json.RawMessage]() {
+			return "object, or null"
+		}
 		return "list of " + d.kind(t.Elem())
 	case reflect.Pointer:
 		return d.kind(t.Elem()) + ", or null"

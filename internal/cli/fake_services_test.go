@@ -169,8 +169,12 @@ func (s *fakeMachines) Restore(_ context.Context, r *connect.Request[holdpointv1
 			Plan: s.plan(), Generation: 4, DowntimeMs: 180, RunningMs: 170, AnswerMs: 410, ClosedSockets: 2, From: "memory-file",
 		}})
 	}
+	restored := checkpoint(1)
+	if s.f.full {
+		restored = fullCheckpoint(4)
+	}
 	return s.f.operation(r.Msg, "restore", "web", &holdpointv1.OperationResult{Machine: machine("web"), Restore: &holdpointv1.RestoreResult{
-		Restored: checkpoint(1), Safety: checkpoint(2), UndoCommand: "holdpoint restore web c2000000000000aa --disk",
+		Restored: restored, Safety: checkpoint(2), UndoCommand: "holdpoint restore web c2000000000000aa --disk",
 		Plan: s.plan(), Generation: 4, DowntimeMs: 4321,
 	}})
 }

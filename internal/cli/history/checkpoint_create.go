@@ -34,7 +34,10 @@ func NewCheckpointCreate(a *app.App) *cobra.Command {
 
 --kind full (the default) keeps disk, memory and CPU of a running machine, which
 goes on: it stands still for some milliseconds. Where that cannot be done it is
-refused, and says why; a full checkpoint never becomes another kind.
+refused, and says why; a full checkpoint never becomes another kind. Only what
+changed since the checkpoint the machine continues from is stored. Whether it can be
+restored is tried in the background, newest first, once the host has little to do;
+"checkpoint verify" does it at once.
 
 --kind disk keeps the disk:
   --mode frozen    (the default of a disk checkpoint) while the machine's file

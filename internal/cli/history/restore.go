@@ -117,7 +117,7 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 		if err != nil {
 			return err
 		}
-		return printRestored(a, op)
+		return printRestored(a, op, o.kind())
 	})
 }
 
@@ -192,7 +192,7 @@ func printPlan(a *app.App, plan *holdpointv1.RestorePlan, starts string, o resto
 	return a.Print(out)
 }
 
-func printRestored(a *app.App, op *client.Operation) error {
+func printRestored(a *app.App, op *client.Operation, kind string) error {
 	r, notes := op.GetResult().GetRestore(), op.GetResult().GetNotes()
 	a.Note(notes)
 	return a.Print(app.Output{
@@ -209,8 +209,12 @@ func printRestored(a *app.App, op *client.Operation) error {
 			if s := r.GetSafety(); s != nil {
 				kept = fmt.Sprintf("%s (%s)", view.NameOf(s), view.KindOf(s))
 			}
+			what := view.KindOf(r.GetRestored())
+			if kind == "disk" && r.GetRestored().GetKind() == "full" {
+				what = "the disk of a full one, as after a power cut"
+			}
 			return view.Fields(w, [][2]string{
-				{"restored", fmt.Sprintf("%s to %s (%s)", op.GetMachine(), view.NameOf(r.GetRestored()), view.KindOf(r.GetRestored()))},
+				{"restored", fmt.Sprintf("%s to %s (%s)", op.GetMachine(), view.NameOf(r.GetRestored()), what)},
 				{"kept before", kept},
 				{"downtime", view.Millis(r.GetDowntimeMs())},
 				{"ran", ran(r)},

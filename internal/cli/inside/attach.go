@@ -28,7 +28,7 @@ type attachOptions struct {
 func NewAttach(a *app.App) *cobra.Command {
 	var o attachOptions
 	cmd := a.Command(app.Verb{
-		Use: "attach MACHINE [COMMAND-ID] [flags]", Short: "Connect to a detached command",
+		Use: "attach MACHINE [COMMAND-ID] [flags]", Short: "Connect to a command that runs in a machine",
 		Long: `Connect to a command that was started with "exec --detach", or that ran when the
 machine was checkpointed, forked or suspended and goes on: see its output, type to
 it if it was started with --interactive or --tty too, and get its exit code.

@@ -33,12 +33,19 @@ type Asked struct {
 func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, o Asked) error {
 	p := plan.GetCheckpoint()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s to %s (%s, %s, %s)\n", RestoreTitle(o.Kind), plan.GetMachine(),
-		Line(NameOf(p)), Short(p.GetId()), KindOf(p), Age(TimeOf(p.GetCreatedAt()), time.Now()))
+	id := ""
+	if p.GetName() != "" {
+		id = Short(p.GetId()) + ", "
+	}
+	fmt.Fprintf(&b, "%s of %s to %s (%s%s, %s)\n", RestoreTitle(o.Kind), plan.GetMachine(),
+		Line(NameOf(p)), id, KindOf(p), Age(TimeOf(p.GetCreatedAt()), time.Now()))
 	if o.Safety {
 		b.WriteString("The present state is kept as a checkpoint first.\n")
 	} else {
 		b.WriteString("The present state is lost (--no-safety).\n")
+	}
+	if o.Kind == "disk" && p.GetKind() == "full" {
+		b.WriteString("The disk of a full checkpoint is as after a power cut: what programs had not yet synced is missing.\n")
 	}
 	if o.Starts != "" {
 		fmt.Fprintf(&b, "The machine is %s; it will be started.\n", Line(o.Starts))

@@ -233,3 +233,24 @@ func TestRouteWarnings(t *testing.T) {
 		}
 	}
 }
+
+// The disk of a full checkpoint is that of a machine in the middle of its work,
+// and a checkpoint without a name is named once.
+func TestPlanOfAFullCheckpoint(t *testing.T) {
+	plan := &holdpointv1.RestorePlan{
+		Machine:    "web",
+		Checkpoint: &holdpointv1.Checkpoint{Id: "c1000000000000aa", Kind: "full", CreatedAt: timestamppb.Now()},
+	}
+	for kind, crash := range map[string]bool{"disk": true, "full": false} {
+		var b strings.Builder
+		if err := view.PrintPlan(&b, plan, view.Asked{Kind: kind, Safety: true}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(b.String(), "as after a power cut"); got != crash {
+			t.Errorf("restore --%s: says that the disk is as after a power cut: %v, want %v\n%s", kind, got, crash, &b)
+		}
+		if n := strings.Count(b.String(), "c10000000000"); n != 1 {
+			t.Errorf("restore --%s: names the checkpoint %d times, want once\n%s", kind, n, &b)
+		}
+	}
+}
