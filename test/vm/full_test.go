@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/holdpoint/holdpoint/test/session"
 )
 
 // TestFullCheckpoints takes a program that has something to lose through
@@ -278,7 +276,7 @@ func (a alive) endDuringCapture(t *testing.T, trigger, delay string) {
 	}
 	t.Logf("exit code %d %s", r.Code, r.Stderr)
 	// A guest that is up again, or a machine that is down.
-	err = session.Await(func() error {
+	await(t, func() error {
 		var v struct{ Machine struct{ State string } }
 		a.JSON(t, &v, "inspect", "web")
 		if v.Machine.State == "stopped" {
@@ -290,9 +288,6 @@ func (a alive) endDuringCapture(t *testing.T, trigger, delay string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	a.clean(t)
 	back := "zero"
 	if r.Code == 0 {

@@ -38,16 +38,13 @@ func TestKilledInWindow(t *testing.T) {
 	if err := <-killed; err != nil {
 		t.Fatal(err)
 	}
-	err = session.Await(func() error {
+	await(t, func() error {
 		a.JSON(t, &v, "inspect", "web")
 		if v.Machine.State != "stopped" {
 			return errors.New("the machine is " + v.Machine.State)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if r, err := a.Run("checkpoint", "show", "never"); err != nil || r.Code != 3 {
 		t.Errorf("checkpoint show ended with %d, %v: %s", r.Code, err, r.Stdout)
 	}
