@@ -239,14 +239,17 @@ func (f *Fleet) Forget(machineID string) {
 	}
 }
 
-// End ends whatever is left of a run that nobody has adopted, and removes its
-// folders once nothing is.
-func (f *Fleet) End(runID string) {
+// End ends whatever is left of a run that nobody has adopted, a monitor that is
+// just starting included, and removes its folders once nothing is.
+func (f *Fleet) End(runID string) error {
 	dir := f.cfg.Home.Run(runID)
-	f.end(dir)
-	if ended(dir) {
-		f.Discard(runID)
+	ctx, cancel := context.WithTimeout(f.ctx, endTimeout)
+	defer cancel()
+	if err := monitor.KillRun(ctx, f.cfg.Files, dir); err != nil {
+		return err
 	}
+	f.Discard(runID)
+	return nil
 }
 
 // Discard removes the folders of a run that has ended.

@@ -5,6 +5,7 @@ package keeper
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -36,13 +37,14 @@ func (k *Keeper) EndUnknown(known func(runID, machineID string) bool) error {
 	if err != nil {
 		return errdefs.New(errdefs.Storage, "list runs: %w", err)
 	}
+	var errs []error
 	for _, entry := range entries {
 		if !known(entry.Name(), monitor.Owner(k.cfg.Home.Run(entry.Name()))) {
 			k.cfg.Log.Info("end a run that is nobody's", "run", entry.Name())
-			k.fleet.End(entry.Name())
+			errs = append(errs, k.fleet.End(entry.Name()))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Load prepares a run that continues a full checkpoint and is nobody's yet: what
