@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"sync"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/dirty"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/restore"
@@ -25,6 +27,22 @@ type Viewer struct {
 	Keeper  *keeper.Keeper
 	// Proxy is the address of the proxy now; empty until it listens.
 	Proxy func() string
+
+	looked   sync.Once
+	tracking string
+}
+
+// expected is how full checkpoints of this host's machines find the changed
+// pages, or why there can be none, before a run's first one has told.
+func (v *Viewer) expected() string {
+	v.looked.Do(func() {
+		if err := dirty.CheckPolicy(); err != nil {
+			v.tracking = "cannot be taken: " + err.Error()
+			return
+		}
+		v.tracking = string(dirty.Best(dirty.Probe()))
+	})
+	return v.tracking
 }
 
 // Spec is a spec.
@@ -66,7 +84,9 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		}
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()
-		view.FullCheckpoints = status.GetTracking()
+		if view.FullCheckpoints = status.GetTracking(); view.FullCheckpoints == "" {
+			view.FullCheckpoints = v.expected()
+		}
 	}
 	return view, nil
 }
