@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -245,6 +246,8 @@ func launchError(cfg machine.RunConfig, greeted bool, err error) error {
 	switch {
 	case greeted && cfg.Incoming != nil && words(cfg) != "":
 		return fmt.Errorf("launch run %s: %w", cfg.RunID, loadError(cfg, err))
+	case line == "" && hungUp(err):
+		return fmt.Errorf("launch run %s: QEMU was ended while it started, without a word (%w); look for a killed process in the host's log, and try again", cfg.RunID, err)
 	case line == "":
 		return fmt.Errorf("launch run %s: %w", cfg.RunID, err)
 	case strings.Contains(line, "Cannot allocate memory"):
@@ -256,6 +259,11 @@ func launchError(cfg machine.RunConfig, greeted bool, err error) error {
 		return errdefs.New(errdefs.Unsupported, "launch run %s: KVM does not work here: %s", cfg.RunID, line)
 	}
 	return fmt.Errorf("launch run %s: QEMU: %s", cfg.RunID, line)
+}
+
+// hungUp tells a QEMU that closed its sockets by ending.
+func hungUp(err error) bool {
+	return errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // printed is the last line that the process printed.

@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/daemon/standby"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -127,6 +128,11 @@ func (s *Service) SetPool(ctx context.Context, req *connect.Request[holdpointv1.
 		}
 		if err := standby.Check(k, int(r.GetCount())); err != nil {
 			return nil, err
+		}
+		if r.GetCount() > 0 {
+			if err := s.Prover.Trust(ctx, k, proof.LayersOf(k)...); err != nil {
+				return nil, fmt.Errorf("checkpoint pool: %w", err)
+			}
 		}
 		if err := s.Pools.Set(ctx, w, k, int(r.GetCount())); err != nil {
 			return nil, err

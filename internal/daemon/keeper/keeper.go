@@ -230,7 +230,11 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 		return err
 	}
 	for _, m := range machines {
-		if m.HeldBy == "" {
+		switch {
+		case m.HeldBy != "":
+		case m.State == machine.Stopped || m.State == machine.Suspended:
+			k.fleet.Tidy(m.ID) // its run ended while an operation held it
+		default:
 			k.fleet.Tidy(m.ID, m.RunID)
 		}
 	}

@@ -74,6 +74,9 @@ func (s *Service) fork(ctx context.Context, w *operation.Work, r *holdpointv1.Fo
 		return nil, err
 	}
 	s.warn(w, k)
+	if err := s.Prover.Trust(ctx, k, proof.LayersOf(k)...); err != nil {
+		return nil, fmt.Errorf("fork: %w", err)
+	}
 	children, err := s.children(ctx, w, r, k)
 	if err != nil {
 		return nil, err

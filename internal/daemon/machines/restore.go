@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
@@ -187,8 +188,15 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 
 // restoreAs does what was asked for: the disk, or the whole machine.
 func (s *Service) restoreAs(ctx context.Context, w *operation.Work, r *holdpointv1.RestoreMachineRequest, request restore.FullRequest) (restore.FullResult, error) {
+	needed := request.Target.Layers
 	if r.GetKind() == string(checkpoint.Full) {
+		needed = proof.LayersOf(request.Target)
 		s.warn(w, request.Target)
+	}
+	if err := s.Prover.Trust(ctx, request.Target, needed...); err != nil {
+		return restore.FullResult{}, fmt.Errorf("restore machine %s: %w", request.Machine.Name, err)
+	}
+	if r.GetKind() == string(checkpoint.Full) {
 		return s.Restorer.Full(ctx, request)
 	}
 	layers, err := s.Catalog.GetLayers(ctx, request.Target.Layers...)

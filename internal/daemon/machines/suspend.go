@@ -4,6 +4,7 @@ package machines
 
 import (
 	"context"
+	"fmt"
 
 	"connectrpc.com/connect"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
@@ -150,8 +152,15 @@ func (s *Service) resume(ctx context.Context, w *operation.Work, m catalog.Machi
 	if m.State != machine.Suspended {
 		return s.Keeper.SetPaused(ctx, m, false)
 	}
+	head, err := s.Catalog.GetCheckpoint(ctx, m.Head)
+	if err != nil {
+		return err
+	}
+	if err := s.Prover.Trust(ctx, head, proof.LayersOf(head)...); err != nil {
+		return fmt.Errorf("resume machine %s: %w, and restore it: holdpoint checkpoint ls %s", m.Name, err, m.Name)
+	}
 	defer s.Keeper.DecideEnd(m.ID)()
-	_, err := s.Restorer.Resume(ctx, restore.ResumeRequest{
+	_, err = s.Restorer.Resume(ctx, restore.ResumeRequest{
 		Operation: w.ID(), Machine: m, Destination: s.Keeper, Host: s.Keeper, Enter: w.Enter, Note: w.Note,
 	})
 	return err

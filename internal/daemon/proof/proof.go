@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -137,11 +136,7 @@ func condemns(err error) bool {
 // digests reads all layers that the checkpoint rests on. A digest that is not
 // known yet is recorded; a file that is not as recorded is STORAGE.
 func (p *Prover) digests(ctx context.Context, k checkpoint.Checkpoint, progress func(done, total int64)) (Proven, error) {
-	ids := slices.Clone(k.Layers)
-	if k.Full != nil {
-		ids = append(append(ids, k.Full.Memory...), k.Full.Devices)
-	}
-	layers, err := p.cfg.Catalog.GetLayers(ctx, ids...)
+	layers, err := p.cfg.Catalog.GetLayers(ctx, LayersOf(k)...)
 	if err != nil {
 		return Proven{}, err
 	}
@@ -176,6 +171,8 @@ func (p *Prover) checkLayer(ctx context.Context, l catalog.Layer) (bytes int64, 
 	}
 	digest, bytes, err := find(ctx, path)
 	switch {
+	case errdefs.Is(err, errdefs.NotFound):
+		return bytes, errdefs.As(errdefs.Storage, err)
 	case err != nil:
 		return bytes, err
 	case l.Digest != "" && l.Digest != digest:
