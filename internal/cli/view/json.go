@@ -46,7 +46,7 @@ type Machine struct {
 	Head         string  `json:"head"`
 	ChainLength  uint32  `json:"chain_length"`
 	// FullCheckpoints is how changed pages of memory are found.
-	FullCheckpoints string `json:"full_checkpoints" doc:"how this run finds changed memory, known from its first full checkpoint on; empty before, and while it does not run"`
+	FullCheckpoints string `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be taken; empty while it does not run"`
 	ForkedFrom      string `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
 	RemoveOnStop    bool   `json:"remove_on_stop"`
 }
