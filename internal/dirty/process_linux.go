@@ -102,10 +102,11 @@ func (p *process) refusal(err error) error {
 
 // findMemory finds where the memory file is mapped. A mapping is known by its
 // inode and, as btrfs and overlayfs show other devices there than stat does,
-// by its device or its path.
+// by its device or its path. The process keeps a file that was removed, whatever
+// has its path by now.
 func (p *process) findMemory(path string) ([]segment, error) {
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	if err := unix.Stat(path, &st); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("stat memory file %q: %w", path, err)
 	}
 	maps, err := p.open("maps", os.O_RDONLY)
@@ -123,7 +124,8 @@ func (p *process) findMemory(path string) ([]segment, error) {
 			break
 		}
 		m, ok := parseMapping(lines.Text())
-		if !ok || m.inode != st.Ino || (m.device != device && m.path != path) {
+		same := m.inode != 0 && m.inode == st.Ino && (m.device == device || m.path == path)
+		if !ok || !same && m.path != path+removed {
 			continue
 		}
 		if !strings.HasSuffix(m.perms, "p") {
@@ -133,6 +135,9 @@ func (p *process) findMemory(path string) ([]segment, error) {
 	}
 	return covering(found, p.size, path)
 }
+
+// removed ends the path of a mapped file that was removed, in /proc/PID/maps.
+const removed = " (deleted)"
 
 // covering sorts the mappings and checks that they are the whole memory once.
 func covering(found []segment, size int64, path string) ([]segment, error) {

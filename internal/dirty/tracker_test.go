@@ -437,6 +437,28 @@ func TestBadMemory(t *testing.T) {
 	}
 }
 
+// TestRemovedMemoryFile: the process keeps a file that was removed, also when
+// another has its path by now.
+func TestRemovedMemoryFile(t *testing.T) {
+	c := startTarget(t, 100)
+	must(t, os.Remove(c.cfg.MemoryFile))
+	for _, again := range []bool{false, true} {
+		if again {
+			must(t, os.WriteFile(c.cfg.MemoryFile, make([]byte, 100*PageSize), 0o600))
+		}
+		tr, err := Attach(ctxOf(t), c.cfg)
+		if err != nil {
+			t.Fatalf("attach, another file at its path %v: %v", again, err)
+		}
+		c.do("write 10 1 77")
+		got := make([]byte, PageSize)
+		if _, err := tr.ReadAt(got, 10*PageSize); err != nil || got[10] != 77 {
+			t.Errorf("read %d, %v; want 77", got[10], err)
+		}
+		must(t, tr.Close())
+	}
+}
+
 func TestCovering(t *testing.T) {
 	for _, c := range []struct {
 		segments []segment
