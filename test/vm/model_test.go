@@ -19,13 +19,14 @@ func TestModel(t *testing.T) {
 		Session: a.Session, T: t, Run: []string{"--image", "debian", "--memory", "256M", "--cpus", "1", "--on-boot", start},
 		Prepare: func(machine string) {
 			a.put(t, machine)
-			a.Must(t, "exec", machine, "--", "sh", "-c", start)
+			// A full checkpoint's disk alone is that of a power cut.
+			a.Must(t, "exec", machine, "--", "sh", "-c", "sync; "+start)
 		},
 		Write: func(machine string, seed int) { a.ask(t, machine, "write", strconv.Itoa(seed)) },
 		Content: func(machine string) session.Content {
 			// The on-boot command may still be starting it.
 			out := a.Must(t, "exec", machine, "--", "sh", "-c",
-				"until "+program+" ask "+programDir+" digest 2>/dev/null; do sleep 0.1; done")
+				"for i in $(seq 300); do "+program+" ask "+programDir+" digest 2>/dev/null && exit; sleep 0.1; done; exit 1")
 			var c session.Content
 			decode(t, out, &c)
 			return c
