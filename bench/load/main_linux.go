@@ -52,10 +52,9 @@ func main() {
 	random := flag.Int64("random", 64, "so many MiB of it random")
 	dirty := flag.Int64("dirty", 1, "dirty so many MiB each second")
 	flag.Parse()
-	if err := run(*port, *inUse*mib, *random*mib, *dirty*mib); err != nil {
-		fmt.Fprintln(os.Stderr, "load:", err)
-		os.Exit(1)
-	}
+	err := run(*port, *inUse*mib, *random*mib, *dirty*mib) // for ever
+	fmt.Fprintln(os.Stderr, "load:", err)
+	os.Exit(1)
 }
 
 // load is the memory, and what is done to it.
