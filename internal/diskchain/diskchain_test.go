@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -51,7 +50,12 @@ func (d *double) Merge(_ context.Context, below, layers []disk.Layer, path strin
 
 func newChains(t *testing.T) (*Chains, *double) {
 	t.Helper()
-	h, err := home.Open(filepath.Join(t.TempDir(), "home"))
+	dir, err := os.MkdirTemp("", "hp") // the path of a home is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	h, err := home.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

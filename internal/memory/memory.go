@@ -210,6 +210,12 @@ func (c *Cache) ensure(ctx context.Context, e *entry, id string, layers []string
 	defer func() { <-e.turn }()
 	file := File{Path: c.path(id)}
 	st, err := os.Lstat(file.Path)
+	if err == nil && st.Mode().IsRegular() && !c.whole(ctx, st.Size(), id) {
+		c.cfg.Log.Warn("a memory file has the wrong size; it is made anew", "file", file.Path)
+		if err = c.cfg.Files.RemoveUnsynced(file.Path); err == nil {
+			err = fs.ErrNotExist
+		}
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		file.Made = true
@@ -228,6 +234,12 @@ func (c *Cache) ensure(ctx context.Context, e *entry, id string, layers []string
 		return File{}, errdefs.As(errdefs.Storage, err)
 	}
 	return file, nil
+}
+
+// whole reports whether a file of the size can hold the memory of the layer.
+func (c *Cache) whole(ctx context.Context, size int64, id string) bool {
+	layers, err := c.cfg.Catalog.GetLayers(ctx, id)
+	return err != nil || layers[0].VirtualBytes == 0 || layers[0].VirtualBytes == size
 }
 
 func (c *Cache) path(id string) string { return filepath.Join(c.cfg.Home.MemoryFiles(), id) }

@@ -152,6 +152,7 @@ func (w *world) layer(n, below int, memory []byte, first, count int64) {
 	defer w.records.mu.Unlock()
 	w.records.layers[id(n)] = catalog.Layer{
 		ID: id(n), Path: filepath.ToSlash(path), Format: catalog.MemoryFormat, State: catalog.LayerSealed, Digest: sum.Digest.String(),
+		VirtualBytes: int64(len(memory)),
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
+	"github.com/holdpoint/holdpoint/internal/memory"
 	"github.com/holdpoint/holdpoint/internal/store"
 )
 
@@ -38,6 +39,7 @@ type Config struct {
 	Files    *durable.FS
 	Catalog  *catalog.Catalog
 	Keeper   *keeper.Keeper
+	Memory   *memory.Cache
 	Overlays capture.Overlays
 	Engine   *operation.Engine
 	// When says when checkpoints are proven unasked: Off never, Now without
@@ -107,7 +109,16 @@ type Proven struct {
 func (p *Prover) Prove(ctx context.Context, k checkpoint.Checkpoint, progress func(done, total int64)) (Proven, error) {
 	proven, err := p.digests(ctx, k, progress)
 	if err == nil && k.Full != nil {
+		// The layers are sound; so has to be the file that was made of them.
+		err = p.cfg.Memory.Check(ctx, k)
+	}
+	if err == nil && k.Full != nil {
 		err = p.restoreAside(ctx, k)
+		if errdefs.Is(err, errdefs.WrongState) && ctx.Err() == nil {
+			// Its process ended. The host may have ended it, short of memory:
+			// once is not the checkpoint's fault.
+			err = p.restoreAside(ctx, k)
+		}
 		proven.Restored = err == nil
 	}
 	if k.Full == nil {
