@@ -122,6 +122,9 @@ func checkMemory(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
 		return err
 	}
 	n := len(k.Full.Memory) - 1
+	if n > 0 && len(chain) == 0 {
+		return errdefs.New(errdefs.WrongState, "checkpoint of machine %q: its run ended meanwhile, and nothing was kept; start it and try again", m.Name)
+	}
 	if k.Kind != checkpoint.Full || n < 0 || n > 0 && n != len(chain) {
 		return fmt.Errorf("publish checkpoint %s: it has %d memory layers, its machine %q %d", k.ID, n+1, m.Name, len(chain))
 	}
