@@ -102,9 +102,9 @@ func (k *talk) say(format string, args ...any) {
 	must(k.t, err)
 }
 
-// line is the guest's next line. Without KVM an interrupt of the port is lost now
-// and then, until the next one: so a guest that is silent is nudged by an empty
-// line, as the agent's link greets again. Its empty answer is no line.
+// line is the guest's next line. Without KVM a guest now and then leaves input of
+// the port unread until more comes; why is not known. So one that is silent is
+// nudged by an empty line, which is logged. Its empty answer is no line.
 func (k *talk) line() string {
 	k.t.Helper()
 	said := ""
