@@ -11,7 +11,6 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/store"
 )
 
 // checkPiece is how much of a file is compared at once, in bytes.
@@ -27,12 +26,11 @@ func (c *Cache) Check(ctx context.Context, k checkpoint.Checkpoint) error {
 	id := k.Full.Memory[len(k.Full.Memory)-1]
 	e := c.lease(id)
 	defer c.release(e)
-	select {
-	case e.turn <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
+	done, err := e.begin(ctx)
+	if err != nil {
+		return err
 	}
-	defer func() { <-e.turn }()
+	defer done()
 	path := c.path(id)
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -59,16 +57,12 @@ func (c *Cache) same(ctx context.Context, file *os.File, ids []string) (bool, er
 	if err != nil {
 		return false, err
 	}
-	layers, done, err := c.open(records)
+	view, done, err := c.View(ctx, records)
 	if err != nil {
 		return false, err
 	}
 	defer done()
-	size := layers[0].Info().MemoryBytes
-	view, err := store.NewView(nil, size, layers...)
-	if err != nil {
-		return false, err
-	}
+	size := view.MemoryBytes()
 	st, err := file.Stat()
 	if err != nil {
 		return false, errdefs.As(errdefs.Storage, err)

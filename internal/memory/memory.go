@@ -200,14 +200,23 @@ func (c *Cache) lease(id string) *entry {
 	return e
 }
 
-// ensure makes the file unless it is there; the caller has a lease.
-func (c *Cache) ensure(ctx context.Context, e *entry, id string, layers []string) (File, error) {
+// begin waits until nobody else makes or checks the file.
+func (e *entry) begin(ctx context.Context) (done func(), err error) {
 	select {
 	case e.turn <- struct{}{}:
+		return func() { <-e.turn }, nil
 	case <-ctx.Done():
-		return File{}, ctx.Err()
+		return nil, ctx.Err()
 	}
-	defer func() { <-e.turn }()
+}
+
+// ensure makes the file unless it is there; the caller has a lease.
+func (c *Cache) ensure(ctx context.Context, e *entry, id string, layers []string) (File, error) {
+	done, err := e.begin(ctx)
+	if err != nil {
+		return File{}, err
+	}
+	defer done()
 	file := File{Path: c.path(id)}
 	st, err := os.Lstat(file.Path)
 	if err == nil && st.Mode().IsRegular() && !c.whole(ctx, st.Size(), id) {

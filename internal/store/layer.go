@@ -276,6 +276,9 @@ func NewView(base io.ReaderAt, memoryBytes int64, layers ...*Layer) (*View, erro
 	return &View{base: base, layers: layers, size: memoryBytes}, nil
 }
 
+// MemoryBytes is the size of the memory.
+func (v *View) MemoryBytes() int64 { return v.size }
+
 // checkChain checks that the layers follow each other.
 func checkChain(memoryBytes int64, layers []*Layer) error {
 	for i, l := range layers {

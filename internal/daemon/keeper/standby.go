@@ -20,9 +20,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
-// Nobody is a machine that a checkpoint's runs are made for before they are
+// nobody is a machine that a checkpoint's runs are made for before they are
 // anyone's: it has the checkpoint's shape and no name of its own.
-func Nobody(k checkpoint.Checkpoint) (catalog.Machine, error) {
+func nobody(k checkpoint.Checkpoint) (catalog.Machine, error) {
 	m := catalog.Machine{Name: "standby-" + k.ID[:6], ImageBuildID: k.ImageBuildID, LinkMagic: k.Full.LinkMagic}
 	if err := json.Unmarshal(k.Spec, &m.Spec); err != nil {
 		return m, errdefs.New(errdefs.Storage, "read spec of checkpoint %s: %w", k.ID, err)
@@ -47,33 +47,36 @@ func (k *Keeper) EndUnknown(known func(runID, machineID string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Load prepares a run that continues a full checkpoint and is nobody's yet: what
-// it loads, and the disk below its top, which the caller adds. Until release
-// the memory file stays. A checkpoint that cannot be continued on this host is
-// INCOMPATIBLE.
-func (k *Keeper) Load(ctx context.Context, m catalog.Machine, from checkpoint.Checkpoint) (l restore.Launch, release func(), err error) {
+// Load prepares a run that continues a full checkpoint and is nobody's yet: the
+// machine it is made for, which has no name of its own, what it loads, and the
+// disk below its top, which the caller adds. Until release the memory file
+// stays. A checkpoint that cannot be continued on this host is INCOMPATIBLE.
+func (k *Keeper) Load(ctx context.Context, from checkpoint.Checkpoint) (m catalog.Machine, l restore.Launch, release func(), err error) {
+	if m, err = nobody(from); err != nil {
+		return m, l, nil, err
+	}
 	var then machine.Platform
 	if err := json.Unmarshal(from.Full.Platform, &then); err != nil {
-		return l, nil, errdefs.New(errdefs.Storage, "read platform of checkpoint %s: %w", from.ID, err)
+		return m, l, nil, errdefs.New(errdefs.Storage, "read platform of checkpoint %s: %w", from.ID, err)
 	}
 	here, err := k.Platform(ctx, m)
 	if err != nil {
-		return l, nil, err
+		return m, l, nil, err
 	}
 	restoreDisk := fmt.Sprintf("holdpoint restore MACHINE %s --disk", from.ID)
 	if err := then.Check(here, "checkpoint "+from.ID, restoreDisk); err != nil {
-		return l, nil, err
+		return m, l, nil, err
 	}
 	layers, err := k.cfg.Catalog.GetLayers(ctx, append(slices.Clone(from.Layers), from.Full.Devices)...)
 	if err != nil {
-		return l, nil, err
+		return m, l, nil, err
 	}
 	disk, devices := layers[:len(layers)-1], layers[len(layers)-1]
 	file, release, err := k.cfg.Memory.Open(ctx, from)
 	if err != nil {
-		return l, nil, err
+		return m, l, nil, err
 	}
-	return restore.Launch{RunID: durable.NewID(), Chain: disk, Incoming: &machine.Incoming{
+	return m, restore.Launch{RunID: durable.NewID(), Chain: disk, Incoming: &machine.Incoming{
 		MemoryFile: file.Path, DeviceState: k.layer(devices).Path, Checkpoint: from.ID, Unconfigured: from.Full.Unconfigured,
 	}}, release, nil
 }

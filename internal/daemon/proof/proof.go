@@ -241,11 +241,7 @@ func sum(ctx context.Context, path string) (digest string, bytes int64, err erro
 func (p *Prover) restoreAside(ctx context.Context, k checkpoint.Checkpoint) error {
 	p.aside.Lock()
 	defer p.aside.Unlock()
-	m, err := keeper.Nobody(k)
-	if err != nil {
-		return err
-	}
-	l, release, err := p.cfg.Keeper.Load(ctx, m, k)
+	m, l, release, err := p.cfg.Keeper.Load(ctx, k)
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,15 @@ func read(op catalog.Operation, detail any) error {
 	return nil
 }
 
+// shut gives the operation's machine with its gate closed until open is called.
+func (s *Settler) shut(ctx context.Context, op catalog.Operation, what string) (m catalog.Machine, open func(), err error) {
+	if m, err = s.cfg.Catalog.GetMachine(ctx, op.MachineID); err != nil {
+		return m, nil, err
+	}
+	_, open, err = s.cfg.Gates.Close(m.ID, fmt.Sprintf("a %s of %s is settled", what, m.Name))
+	return m, open, err
+}
+
 // settleFull finishes a full checkpoint that was published, and takes back any
 // other; the machine goes on.
 func (s *Settler) settleFull(ctx context.Context, w *operation.Work, op catalog.Operation, detail capture.FullDetail) (*holdpointv1.OperationResult, error) {
@@ -69,11 +78,7 @@ func (s *Settler) settleSuspend(ctx context.Context, op catalog.Operation) (*hol
 	if err := read(op, &detail); err != nil {
 		return nil, err
 	}
-	m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-	if err != nil {
-		return nil, err
-	}
-	_, open, err := s.cfg.Gates.Close(m.ID, fmt.Sprintf("a suspension of %s is settled", m.Name))
+	m, open, err := s.shut(ctx, op, "suspension")
 	if err != nil {
 		return nil, err
 	}

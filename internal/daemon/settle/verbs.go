@@ -5,7 +5,6 @@ package settle
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/capture"
@@ -110,11 +109,7 @@ func (s *Settler) settleCheckpoint(ctx context.Context, w *operation.Work, op ca
 	if err := json.Unmarshal(op.Detail, &detail); err != nil {
 		return nil, errdefs.New(errdefs.Storage, "settle checkpoint: read its detail: %w", err)
 	}
-	m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-	if err != nil {
-		return nil, err
-	}
-	_, open, err := s.cfg.Gates.Close(m.ID, fmt.Sprintf("a checkpoint of %s is settled", m.Name))
+	m, open, err := s.shut(ctx, op, "checkpoint")
 	if err != nil {
 		return nil, err
 	}
@@ -162,14 +157,10 @@ func (s *Settler) returnMachine(ctx context.Context, m catalog.Machine, asked bo
 // on after any other.
 func (s *Settler) settleRestore(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
 	var detail restore.Detail
-	if err := json.Unmarshal(op.Detail, &detail); err != nil {
-		return nil, errdefs.New(errdefs.Storage, "settle restore: read its detail: %w", err)
-	}
-	m, err := s.cfg.Catalog.GetMachine(ctx, op.MachineID)
-	if err != nil {
+	if err := read(op, &detail); err != nil {
 		return nil, err
 	}
-	_, open, err := s.cfg.Gates.Close(m.ID, fmt.Sprintf("a restore of %s is settled", m.Name))
+	m, open, err := s.shut(ctx, op, "restore")
 	if err != nil {
 		return nil, err
 	}

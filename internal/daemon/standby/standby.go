@@ -178,11 +178,7 @@ func (p *Pools) fit(ctx context.Context, w *operation.Work, k checkpoint.Checkpo
 
 // add loads one standby.
 func (p *Pools) add(ctx context.Context, operationID string, k checkpoint.Checkpoint) error {
-	m, err := keeper.Nobody(k)
-	if err != nil {
-		return err
-	}
-	l, release, err := p.cfg.Keeper.Load(ctx, m, k)
+	m, l, release, err := p.cfg.Keeper.Load(ctx, k)
 	if err != nil {
 		return err
 	}
