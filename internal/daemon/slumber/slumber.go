@@ -81,14 +81,17 @@ func (w *Watch) Close() {
 
 // Refresh looks which machines are to be watched now.
 func (w *Watch) Refresh(ctx context.Context) error {
-	machines, err := w.cfg.Catalog.ListMachines(ctx)
-	if err != nil {
-		return err
-	}
+	// The look and what follows of it are one step: of two Refreshes at once
+	// the later one must not go by the older list, and let go of a machine that
+	// was resumed meanwhile.
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ctx.Err() != nil {
 		return nil
+	}
+	machines, err := w.cfg.Catalog.ListMachines(ctx)
+	if err != nil {
+		return err
 	}
 	left := w.watched
 	w.watched = map[string]*vigil{}
