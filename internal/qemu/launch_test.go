@@ -97,8 +97,10 @@ func TestLogsStaySmall(t *testing.T) {
 	for { // every truncation is a modification
 		text, err := os.ReadFile(console)
 		must(t, err)
-		if 0 < len(text) && len(text) <= logs.Kept {
-			if !bytes.HasSuffix(text, []byte("the last line\n")) || len(text) < logs.Kept/2 || !bytes.HasPrefix(text, line[:100]) {
+		// What is kept is written after the truncation, and seen in part until
+		// it ends with the last line.
+		if len(text) <= logs.Kept && bytes.HasSuffix(text, []byte("the last line\n")) {
+			if len(text) < logs.Kept/2 || !bytes.HasPrefix(text, line[:100]) {
 				t.Errorf("kept %d bytes, %q … %q", len(text), text[:20], text[len(text)-20:])
 			}
 			return
