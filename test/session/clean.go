@@ -147,7 +147,7 @@ func (s *Session) checkCatalog() error {
 // checkRuns finds the folders of runs that are no machine's and no standby's,
 // and what captures left in them.
 func (s *Session) checkRuns(machines, standbys []string) error {
-	records, err := filepath.Glob(filepath.Join(s.Home, "runs", "*", "config.json"))
+	runs, err := filepath.Glob(filepath.Join(s.Home, "runs", "*"))
 	if err != nil {
 		return err
 	}
@@ -159,11 +159,9 @@ func (s *Session) checkRuns(machines, standbys []string) error {
 	for _, path := range staged {
 		wrong = append(wrong, fmt.Errorf("captured, and no checkpoint: %s", path))
 	}
-	for _, config := range records {
-		dir := filepath.Dir(config)
-		run, err := monitor.ReadRecord(dir)
-		if err == nil && !slices.Contains(machines, run.MachineID) && !slices.Contains(standbys, filepath.Base(dir)) {
-			wrong = append(wrong, fmt.Errorf("run %s is of machine %q, which is no more, and no standby", dir, run.MachineID))
+	for _, dir := range runs {
+		if owner := monitor.Owner(dir); !slices.Contains(machines, owner) && !slices.Contains(standbys, filepath.Base(dir)) {
+			wrong = append(wrong, fmt.Errorf("run %s is of machine %q, which there is not, and no standby", dir, owner))
 		}
 	}
 	return errors.Join(wrong...)

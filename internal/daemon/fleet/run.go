@@ -87,6 +87,18 @@ func (f *Fleet) conclude(run *Run) {
 		}
 	}
 	f.tell(run) // it may have become the current one only now
+	f.clear(run)
+}
+
+// clear removes what an ended run needs no more: its sockets, which its last
+// monitor may have made again after others had tidied up, and the folder of one
+// that a killed daemon recorded and never began.
+func (f *Fleet) clear(run *Run) {
+	if _, err := monitor.ReadConfig(run.dir); errdefs.Is(err, errdefs.NotFound) {
+		f.Discard(run.ID)
+		return
+	}
+	f.remove(f.cfg.Home.RunSockets(run.ID))
 }
 
 func (f *Fleet) newRun(machineID, runID, dir string) *Run {
