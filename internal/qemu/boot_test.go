@@ -5,7 +5,6 @@ package qemu
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -78,8 +77,6 @@ type talk struct {
 	t    testing.TB
 	conn net.Conn
 	r    *bufio.Reader
-	// nudges are empty lines that were sent and not answered yet.
-	nudges int
 }
 
 func dialGuest(t testing.TB, r machine.Run) *talk {
@@ -102,32 +99,11 @@ func (k *talk) say(format string, args ...any) {
 	must(k.t, err)
 }
 
-// line is the guest's next line. Without KVM a guest now and then leaves input of
-// the port unread until more comes; why is not known. So one that is silent is
-// nudged by an empty line, which is logged. Its empty answer is no line.
 func (k *talk) line() string {
 	k.t.Helper()
-	said := ""
-	for end := time.Now().Add(5 * time.Minute); ; {
-		must(k.t, k.conn.SetReadDeadline(time.Now().Add(5*time.Second)))
-		more, err := k.r.ReadString('\n')
-		said += more
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && time.Now().Before(end):
-			k.t.Log("the guest is silent, nudging it")
-			k.say("")
-			k.nudges++
-			continue
-		case err != nil:
-			k.t.Fatal(err)
-		}
-		line := strings.TrimSpace(said)
-		if said = ""; line == "" && k.nudges > 0 {
-			k.nudges--
-			continue
-		}
-		return line
-	}
+	line, err := k.r.ReadString('\n')
+	must(k.t, err)
+	return strings.TrimSpace(line)
 }
 
 func (k *talk) want(answer, format string, args ...any) {

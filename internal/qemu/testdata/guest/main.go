@@ -52,11 +52,19 @@ func load(list string) {
 	}
 }
 
+// open opens the port for blocking reads. It must not be polled besides, as
+// os.OpenFile would have it: poll takes what has come off the queue, after which
+// its interrupt wakes nobody who reads (drivers/char/virtio_console.c).
 func open() (*os.File, error) {
 	names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")
 	for _, name := range names {
 		if b, _ := os.ReadFile(name); string(bytes.TrimSpace(b)) == "holdpoint.agent" {
-			return os.OpenFile("/dev/"+filepath.Base(filepath.Dir(name)), os.O_RDWR, 0)
+			port := "/dev/" + filepath.Base(filepath.Dir(name))
+			fd, err := unix.Open(port, unix.O_RDWR|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return nil, fmt.Errorf("open %s: %w", port, err)
+			}
+			return os.NewFile(uintptr(fd), port), nil
 		}
 	}
 	return nil, fmt.Errorf("no port among %v", names)
