@@ -58,9 +58,13 @@ func TestGuestContinues(t *testing.T) {
 
 	child := b.next(t, cfg, in)
 	next := b.launch(t, child)
-	for _, flags := range openFiles(t, next.Process().PID, in.MemoryFile) {
-		if flags != "0" {
-			t.Errorf("process %d has %s open with %s, want read-only", next.Process().PID, in.MemoryFile, flags)
+	for _, path := range []string{in.MemoryFile, filepath.Join(cfg.Dir, memoryFile)} {
+		for _, pid := range []int{r.Process().PID, next.Process().PID} {
+			for _, flags := range openFiles(t, pid, path) {
+				if flags != "0" {
+					t.Errorf("process %d has %s open with %s, want read-only", pid, path, flags)
+				}
+			}
 		}
 	}
 	must(t, next.Resume(ctxOf(t)))

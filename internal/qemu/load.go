@@ -62,8 +62,8 @@ func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.Ru
 
 // protect takes the process's write access to its memory file away, and lets
 // a successor of ours trace it. A run that boots is the only one to map its
-// file and keeps it; one that continues shares its with others, and there a
-// failure is UNSUPPORTED.
+// file and goes on without; one that continues shares its with others, and
+// there a failure is UNSUPPORTED.
 func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process.Process) error {
 	err := process.LetSuccessorsTrace(ctx, yamaScope, p.ID().PID)
 	if err != nil {
@@ -72,11 +72,12 @@ func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.
 	if argv.OpensReadOnly(caps) {
 		return nil
 	}
-	if cfg.Incoming == nil { // nobody else maps the memory file of a boot
+	_, err = dirty.ReadOnly(ctx, memoryOf(cfg, p.ID().PID))
+	if err == nil || ctx.Err() != nil && cfg.Incoming == nil {
 		return nil
 	}
-	_, err = dirty.ReadOnly(ctx, memoryOf(cfg, p.ID().PID))
-	if err == nil {
+	if cfg.Incoming == nil {
+		q.log.WarnContext(ctx, "QEMU keeps write access to its memory file", "run", cfg.RunID, "error", err)
 		return nil
 	}
 	if errdefs.Is(err, errdefs.WrongState) || ctx.Err() != nil { // it ended, and what it printed says why

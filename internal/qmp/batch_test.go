@@ -1,8 +1,11 @@
 package qmp
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -74,5 +77,32 @@ func TestBatchForgotten(t *testing.T) {
 	}
 	if _, err := b.Await(ctxOf(t), 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("await on a closed client: %v", err)
+	}
+}
+
+// Reading ahead is asked for where it is offered, and only there.
+func TestReadsAhead(t *testing.T) {
+	for offer, want := range map[string]bool{`["oob"]`: true, `[]`: false, `["other"]`: false} {
+		mine, peer := pair(t)
+		asked := make(chan request, 1)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			defer peer.Close()
+			s := &server{t: t, conn: peer, r: bufio.NewReader(peer)}
+			_, _ = peer.Write([]byte(strings.Replace(greeting, `["oob"]`, offer, 1)))
+			q, _ := s.next()
+			s.send(`{"return": {}, "id": %q}`, q.ID)
+			asked <- q
+		})
+		c, err := Connect(ctxOf(t), mine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, enables := (<-asked).Arguments["enable"]
+		if enables != want {
+			t.Errorf("offered %s: enables is %v", offer, enables)
+		}
+		_ = c.Close()
+		wg.Wait()
 	}
 }

@@ -24,6 +24,7 @@ type message struct {
 			} `json:"qemu"`
 			Package string `json:"package"`
 		} `json:"version"`
+		Capabilities []string `json:"capabilities"`
 	} `json:"QMP"`
 	ID        json.RawMessage `json:"id"`
 	Return    json.RawMessage `json:"return"`
@@ -123,6 +124,7 @@ func (c *Client) read(greeted chan<- struct{}) {
 			seen = true
 			v := m.Greeting.Version
 			c.version = Version{v.QEMU.Major, v.QEMU.Minor, v.QEMU.Micro, v.Package}
+			c.offers = m.Greeting.Capabilities
 			close(greeted)
 		case m.Event != "":
 			c.publish(m.event())
