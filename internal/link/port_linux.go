@@ -18,6 +18,9 @@ import (
 // leaving and coming when the new one may have spoken already.
 const goneAfter = 250 * time.Millisecond
 
+// unseen is how long a writer may keep a message from a waiting reader.
+const unseen = 10 * time.Millisecond
+
 // virtioPort is a virtio-serial port. Linux gives at most one page for each
 // read of it, takes at most 32 KiB for each write, and reads nothing, at
 // once, while no host is connected (drivers/char/virtio_console.c). It wakes
@@ -176,12 +179,28 @@ func (p *virtioPort) Write(b []byte) (int, error) {
 
 // awaitRoom waits until the port takes more. While no host is connected it
 // takes nothing and poll does not wait; the reader learns of the next host.
+//
+// Any poll of the port may take what has come off its queue before its
+// interrupt, which then wakes nobody: a reader that waits in a poll of its own
+// would not see it until more comes. So the reader looks again after ours, and
+// none of ours that cannot tell lasts long.
 func (p *virtioPort) awaitRoom() error {
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLOUT}}
-	if n, err := unix.Poll(fds, 0); err == nil && n > 0 && fds[0].Revents&unix.POLLHUP != 0 {
-		return p.write.wait(-1, 0, time.Now().Add(holdBack))
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN | unix.POLLOUT}}
+	n, err := unix.Poll(fds, 0)
+	if err != nil || n == 0 {
+		fds[0].Revents = 0
 	}
-	return p.write.wait(p.fd, unix.POLLOUT, time.Time{})
+	if fds[0].Revents&unix.POLLIN != 0 {
+		p.read.ring()
+	}
+	switch {
+	case fds[0].Revents&unix.POLLHUP != 0:
+		return p.write.wait(-1, 0, time.Now().Add(holdBack))
+	case fds[0].Revents&unix.POLLOUT != 0:
+		return nil
+	}
+	defer p.read.ring()
+	return p.write.wait(p.fd, unix.POLLOUT, time.Now().Add(unseen))
 }
 
 // Close ends what waits and closes the port.
@@ -220,7 +239,7 @@ func (p *virtioPort) setDeadline(w *waiter, t time.Time) error {
 
 // waiter waits in one direction, until a deadline that may be moved meanwhile.
 type waiter struct {
-	bell int // an eventfd, rung when the deadline moves
+	bell int // an eventfd, rung when the deadline moves, or to look again
 
 	mu       sync.Mutex
 	deadline time.Time
@@ -230,6 +249,11 @@ func (w *waiter) set(t time.Time) {
 	w.mu.Lock()
 	w.deadline = t
 	w.mu.Unlock()
+	w.ring()
+}
+
+// ring ends a wait, or the next one.
+func (w *waiter) ring() {
 	_, _ = unix.Write(w.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // full is rung too
 }
 
@@ -239,8 +263,8 @@ func (w *waiter) expired() bool {
 	return !w.deadline.IsZero() && !time.Now().Before(w.deadline)
 }
 
-// wait waits for events of fd, for the time until, or for a move of the
-// deadline; the caller looks again what is the case.
+// wait waits for events of fd, for the time until, or for the bell; the caller
+// looks again what is the case.
 func (w *waiter) wait(fd int, events int16, until time.Time) error {
 	if w.expired() {
 		return os.ErrDeadlineExceeded

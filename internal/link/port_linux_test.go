@@ -63,3 +63,27 @@ func TestPort(t *testing.T) {
 		t.Fatalf("read of a closed port: %v", err)
 	}
 }
+
+// TestPortWriterTellsReader has a writer wait for room: its polls may take what
+// the reader waits for, so the reader must be made to look.
+func TestPortWriterTellsReader(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "port")
+	if err := unix.Mkfifo(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	opened, err := OpenPort(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := opened.(*virtioPort)
+	wrote := make(chan error, 1)
+	go func() { _, err := p.Write(make([]byte, 1<<20)); wrote <- err }() // more than a pipe holds
+	bell := []unix.PollFd{{Fd: int32(p.read.bell), Events: unix.POLLIN}}
+	if n, err := unix.Poll(bell, 10_000); n != 1 {
+		t.Errorf("the reader was not told: %v", err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-wrote
+}
