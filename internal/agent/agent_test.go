@@ -10,9 +10,11 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,7 +29,12 @@ import (
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if signal.Ignored(syscall.SIGHUP) { // as below nohup; what is caught is no more ignored in children
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // machine is an agent served over a socket, as in a guest over its port.
 type machine struct {
