@@ -18,10 +18,10 @@ FUZZTIME ?= 30s
 # What tests with real guests start from; `make image` fills it.
 export HOLDPOINT_TEST_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdpoint-test
 
-.PHONY: help setup build build-all image test test-fast lint generate bench demo fuzz install clean
+.PHONY: help setup build build-all image test test-fast test-versions lint generate bench demo fuzz install clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 setup: ## Install what is missing (Debian 12, Ubuntu 24.04; asks for sudo unless root)
 	@scripts/setup
@@ -38,6 +38,9 @@ test: setup build image ## Set up, build and run every test: unit, script, real 
 
 test-fast: build ## Run the tests that need no real guest
 	$(GO) test -short ./...
+
+test-versions: setup build image ## Run the tests that want another QEMU and another kernel (downloads both once; about 20 minutes)
+	@scripts/test-versions
 
 lint: ## Check format, vet, staticcheck and the builds for macOS and Windows
 	@test -z "$$($(TOOL) gofumpt -l $$(git ls-files '*.go' ':!api') | tee /dev/stderr)"

@@ -72,6 +72,9 @@ func beTarget(path string) {
 		case "load": // the kernel writes: read the file into a page
 			_, err := unix.Pread(int(f.Fd()), mem[a[0]*PageSize:(a[0]+a[1])*PageSize], 0)
 			must(nil, err)
+		case "storm":
+			clear(mem[:8]) // its count
+			go storm(mem, int(f.Fd()))
 		case "busy":
 			fmt.Println("begun")
 			fmt.Println(spin(a[0]))
