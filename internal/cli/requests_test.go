@@ -85,6 +85,10 @@ func TestRequests(t *testing.T) {
 			&holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "disk", Routes: "restore", NoSafety: true},
 		},
 		{"restore web before-agent --full -y", &holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "full"}},
+		{
+			"restore web before-agent --full -y --as-is",
+			&holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "full", AsIs: true},
+		},
 		{"expose web 8080 --host app.localhost", &holdpointv1.ExposeRequest{RequestId: "r", Machine: "web", Port: 8080, Host: "app.localhost"}},
 		{"unexpose app.localhost", &holdpointv1.UnexposeRequest{RequestId: "r", Host: "app.localhost"}},
 	} {
