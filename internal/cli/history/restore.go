@@ -114,7 +114,12 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 		})
 	}
 	return a.With(ctx, func(c *client.Client) error {
-		plan, starts, err := planRestore(ctx, c, !a.Repeatable(), req)
+		var plan *holdpointv1.RestorePlan
+		var starts string
+		err := c.Ask(ctx, func(ctx context.Context) (err error) {
+			plan, starts, err = planRestore(ctx, c, !a.Repeatable(), req)
+			return err
+		})
 		if err != nil {
 			return err
 		}
