@@ -93,7 +93,7 @@ func (d decoder) decode(err error) error {
 		return &Error{Kind: errdefs.KindOf(err), Message: "wait for the daemon: " + remote.Message(), cause: err}
 	}
 	if len(remote.Details()) == 0 && (!connect.IsWireError(err) || remote.Code() == connect.CodeUnavailable) {
-		return &Error{Kind: Internal, Message: d.message(remote), cause: err, broken: true}
+		return d.unreachable(remote)
 	}
 	decoded := wire.Decode(remote)
 	message := decoded.Error()
@@ -108,13 +108,15 @@ func interrupted(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// message says how the way to the daemon failed.
-func (d decoder) message(err *connect.Error) string {
+// unreachable says how the way to the daemon failed. One that went away during
+// the call interrupted it, as it does the operations that it was at.
+func (d decoder) unreachable(err *connect.Error) *Error {
 	var dial *net.OpError
 	if errors.As(err, &dial) && dial.Op == "dial" {
-		return "no daemon answers at " + d.socket + "; start it with `holdpoint daemon start`"
+		return &Error{Kind: Internal, Message: "no daemon answers at " + d.socket + "; start it with `holdpoint daemon start`", cause: err, broken: true}
 	}
-	return "the connection to the daemon at " + d.socket + " broke: " + err.Message()
+	return &Error{Kind: Interrupted, cause: err, broken: true, Message: "the daemon ended meanwhile (the connection to it at " +
+		d.socket + " broke: " + err.Message() + "); look at what was done, and try again"}
 }
 
 // decoder is the interceptor that decodes the errors of every call.

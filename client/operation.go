@@ -53,17 +53,32 @@ func Outcome(op *Operation) error {
 // during the call, it asks again, once: call must carry a request id, so that
 // the effect comes once.
 func (c *Client) Admit(ctx context.Context, call func(ctx context.Context) (*connect.Response[Operation], error)) (*Operation, error) {
-	res, err := call(ctx)
-	if Unreachable(err) && ctx.Err() == nil && c.reconnect != nil {
-		if again := c.reconnect(ctx); again != nil {
-			return nil, again
+	var op *Operation
+	err := c.Ask(ctx, func(ctx context.Context) error {
+		res, err := call(ctx)
+		if err == nil {
+			op = res.Msg
 		}
-		res, err = call(ctx)
+		return err
+	})
+	if Unreachable(err) && ctx.Err() == nil && c.reconnect != nil {
+		return nil, &Error{Kind: Interrupted, cause: err, broken: true, Message: "the daemon ended meanwhile, more than once (" + err.Error() +
+			"); it is not known whether the operation began: see `holdpoint operation ls`"}
 	}
-	if err != nil {
-		return nil, err
+	return op, err
+}
+
+// Ask makes a call that may be made twice, such as one without effect. When the
+// daemon goes away during it, it is made once more, of the next one.
+func (c *Client) Ask(ctx context.Context, call func(ctx context.Context) error) error {
+	err := call(ctx)
+	if !Unreachable(err) || ctx.Err() != nil || c.reconnect == nil {
+		return err
 	}
-	return res.Msg, nil
+	if err := c.reconnect(ctx); err != nil {
+		return err
+	}
+	return call(ctx)
 }
 
 // WaitOperation waits until the operation of the id has ended, and returns it

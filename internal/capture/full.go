@@ -213,14 +213,14 @@ func (t *taking) prepare(ctx context.Context) error {
 func (t *taking) publish(ctx context.Context) error {
 	publishing := time.Now()
 	k, m := t.Checkpoint, t.Machine
-	k.Kind, k.Consistency, k.CreatedAt = checkpoint.Full, checkpoint.Crash, time.Now()
+	k.Kind, k.Consistency, k.Verification, k.CreatedAt = checkpoint.Full, checkpoint.Crash, checkpoint.Unverified, time.Now()
 	k.MachineID, k.Parent, k.ImageBuildID, k.DiskBytes = m.ID, m.Head, m.ImageBuildID, t.result.DiskBytes
 	for _, layer := range t.below {
 		k.Layers = append(k.Layers, layer.ID)
 	}
 	k.Full = &checkpoint.FullState{
 		Devices: t.devices.ID, MemoryBytes: t.memory.StoredBytes, Tracking: t.report.Tracking, Platform: t.report.Platform,
-		LinkMagic: m.LinkMagic, Unconfigured: t.ImageBoot != nil, Verification: checkpoint.Unverified,
+		LinkMagic: m.LinkMagic, Unconfigured: t.ImageBoot != nil,
 	}
 	for _, layer := range append(slices.Clone(t.chain), t.memory) {
 		k.Full.Memory = append(k.Full.Memory, layer.ID)

@@ -182,8 +182,7 @@ func (c *Catalog) ListCheckpoints(ctx context.Context, machineID string) ([]chec
 // UnverifiedCheckpoints gives the full checkpoints of machines that no restore
 // aside has tried yet, newest first.
 func (c *Catalog) UnverifiedCheckpoints(ctx context.Context) ([]checkpoint.Checkpoint, error) {
-	return c.checkpoints(ctx, `WHERE machine_id IS NOT NULL
-		AND id IN (SELECT checkpoint_id FROM checkpoint_full WHERE verification = 'unverified')`)
+	return c.checkpoints(ctx, `WHERE machine_id IS NOT NULL AND kind = 'full' AND verification = 'unverified'`)
 }
 
 func (c *Catalog) checkpoints(ctx context.Context, where string, args ...any) (list []checkpoint.Checkpoint, err error) {
@@ -194,11 +193,11 @@ func (c *Catalog) checkpoints(ctx context.Context, where string, args ...any) (l
 	return list, err
 }
 
-// SetVerification records whether a restore aside of a full checkpoint has
-// answered, and if not, why. One that failed is not what "last" means any more.
+// SetVerification records whether a checkpoint was found sound, and if not, why.
+// One that failed is not what "last" means any more.
 func (c *Catalog) SetVerification(ctx context.Context, id string, v checkpoint.Verification, problem string) error {
 	return c.db.Write(ctx, "set-verification", func(t *database.Tx) error {
-		err := t.DoOne(rows.NoCheckpoint(id), `UPDATE checkpoint_full SET verification = ?, problem = ? WHERE checkpoint_id = ?`,
+		err := t.DoOne(rows.NoCheckpoint(id), `UPDATE checkpoints SET verification = ?, problem = ? WHERE id = ?`,
 			v, database.OneLine(problem), id)
 		if err != nil || v != checkpoint.Failed {
 			return err

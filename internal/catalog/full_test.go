@@ -41,7 +41,7 @@ func (f *fixture) stage(m catalog.Machine, ckptID, name string) checkpoint.Check
 	k.Kind, k.Consistency = checkpoint.Full, checkpoint.Crash
 	k.Full = &checkpoint.FullState{
 		Devices: "dev-" + ckptID, MemoryBytes: 4711, Tracking: "userfaultfd", Platform: []byte(`{"accelerator":"tcg"}`),
-		LinkMagic: strings.Repeat("ab", 16), Verification: checkpoint.Unverified,
+		LinkMagic: strings.Repeat("ab", 16),
 	}
 	for _, l := range memory {
 		k.Full.Memory = append(k.Full.Memory, l.ID)
@@ -376,12 +376,22 @@ func TestVerification(t *testing.T) {
 	last("c1")
 	k, err := f.GetCheckpoint(f.ctx, "c2")
 	f.ok(err)
-	if k.Full.Verification != checkpoint.Failed || k.Full.Problem != "it did not answer" {
-		t.Errorf("checkpoint %+v", k.Full)
+	if k.Verification != checkpoint.Failed || k.Problem != "it did not answer" {
+		t.Errorf("checkpoint %+v", k)
 	}
+
+	// So it is with a disk checkpoint, which nobody tries unasked.
 	f.publish(m, "c3", "disk")
-	f.fails(f.SetVerification(f.ctx, "c3", checkpoint.Verified, ""), errdefs.NotFound, "c3")
+	unverified("")
 	last("c3")
+	f.ok(f.SetVerification(f.ctx, "c3", checkpoint.Failed, "layer gone"))
+	last("c1")
+	f.ok(f.SetVerification(f.ctx, "c3", checkpoint.Verified, ""))
+	if k, err = f.GetCheckpoint(f.ctx, "c3"); err != nil || k.Verification != checkpoint.Verified || k.Problem != "" || k.Full != nil {
+		t.Errorf("checkpoint %+v, error %v", k, err)
+	}
+	last("c3")
+	f.fails(f.SetVerification(f.ctx, "c9", checkpoint.Verified, ""), errdefs.NotFound, "c9")
 }
 
 // TestFullPublishAfterACrashAtAnyStep: the checkpoint is whole or absent, and

@@ -126,7 +126,7 @@ func (f *fixture) draft(m catalog.Machine, ckptID, name string) checkpoint.Check
 	k := checkpoint.Checkpoint{
 		ID: ckptID, Name: name, Kind: checkpoint.Disk, Consistency: checkpoint.Stopped, Parent: m.Head, MachineID: m.ID,
 		Message: "before the agent", Spec: []byte(`{"memory_bytes":536870912,"cpus":1,"disk_bytes":2147483648,"network":"none"}`),
-		ImageBuildID: "build1", DiskBytes: 4096,
+		ImageBuildID: "build1", DiskBytes: 4096, Verification: checkpoint.Unverified,
 		Origin: checkpoint.Origin{SessionID: "s", PromptID: "p", ToolCallID: "c", ToolName: "bash", TranscriptOffset: 7},
 	}
 	for _, l := range chain[:len(chain)-1] {

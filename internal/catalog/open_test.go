@@ -136,13 +136,13 @@ func TestNewerSchemaIsRefusedUnharmed(t *testing.T) {
 	before, err := os.ReadFile(f.path())
 	f.ok(err)
 	_, err = catalog.Open(f.ctx, catalog.Config{Path: f.path()})
-	f.fails(err, errdefs.Incompatible, f.path(), "version 99", "up to 3")
+	f.fails(err, errdefs.Incompatible, f.path(), "version 99", "up to 4")
 	after, err := os.ReadFile(f.path())
 	f.ok(err)
 	if !bytes.Equal(before, after) {
 		t.Error("the file was changed")
 	}
-	sqlExec(t, f.path(), `PRAGMA user_version = 3`)
+	sqlExec(t, f.path(), `PRAGMA user_version = 4`)
 	f.reopenFresh()
 	list, err := f.ListCheckpoints(f.ctx, "m1")
 	f.ok(err)
@@ -178,6 +178,33 @@ func TestVersion1StaysOpenable(t *testing.T) {
 	fresh := open(t)
 	if diff := cmp.Diff(schema(t, fresh.path()), schema(t, f.path())); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestVersion3KeepsWhatWasVerified: it was recorded of full checkpoints only.
+func TestVersion3KeepsWhatWasVerified(t *testing.T) {
+	f := &fixture{t: t, ctx: context.Background(), dir: t.TempDir(), clock: &clock{}}
+	for _, name := range []string{"testdata/v1.sql", "migrations/002_effects.sql", "migrations/003_full.sql"} {
+		script, err := os.ReadFile(name)
+		f.ok(err)
+		sqlExec(t, f.path(), string(script))
+	}
+	full := func(id, verification, problem string) string {
+		return `INSERT INTO checkpoints SELECT NULL, '` + id + `', machine_id, '` + id + `', 'full', 'crash', NULL, '', 0, spec, image_build_id,
+			0, '', '', '', '', 0, 0 FROM checkpoints WHERE name = 'before-agent';
+			INSERT INTO checkpoint_full SELECT '` + id + `', min(id), 0, '', '{}', '', 0, '` + verification + `', '` + problem + `' FROM layers`
+	}
+	sqlExec(t, f.path(), full("c1", "verified", ""), full("c2", "failed", "layer gone"), full("c3", "unverified", ""), `PRAGMA user_version = 3`)
+	f.reopenFresh()
+	defer func() { f.ok(f.Close()) }()
+	for name, want := range map[string][2]string{
+		"c1": {"verified", ""}, "c2": {"failed", "layer gone"}, "c3": {"unverified", ""}, "before-agent": {"unverified", ""},
+	} {
+		k, err := f.ResolveCheckpoint(f.ctx, "", name)
+		f.ok(err)
+		if got := [2]string{string(k.Verification), k.Problem}; got != want {
+			t.Errorf("checkpoint %s: %q, want %q", name, got, want)
+		}
 	}
 }
 

@@ -118,7 +118,7 @@ func lastCheckpoint(ctx context.Context, q database.Querier, machineID string) (
 	}
 	return database.One(ctx, q, rows.NoCheckpoint(Last), database.Value[string], `SELECT id FROM checkpoints
 		WHERE machine_id IS NOT NULL AND (?1 = '' OR machine_id = ?1)
-		AND id NOT IN (SELECT checkpoint_id FROM checkpoint_full WHERE verification = 'failed')
+		AND verification <> 'failed'
 		ORDER BY seq DESC LIMIT 1`, machineID)
 }
 

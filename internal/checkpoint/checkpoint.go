@@ -55,6 +55,11 @@ type Checkpoint struct {
 	DiskBytes int64
 	// Full is nil for a disk checkpoint.
 	Full *FullState
+	// Verification says whether it is known that it can be restored. Nobody
+	// tries that of a disk checkpoint unasked.
+	Verification Verification
+	// Problem is why it failed, one line.
+	Problem string
 	// Agent facts about who asked; empty when a person did.
 	Origin Origin
 }
@@ -75,13 +80,10 @@ type FullState struct {
 	LinkMagic string
 	// Unconfigured: the guest was not told who it is yet.
 	Unconfigured bool
-	// Verification says whether a restore aside has proven it.
-	Verification Verification
-	// Problem is why that failed, one line.
-	Problem string
 }
 
-// Verification says whether a full checkpoint was restored aside and answered.
+// Verification says whether a checkpoint was found sound: all its layers, and of
+// a full one that it answered when it was restored aside.
 type Verification string
 
 // The states of verification.

@@ -127,6 +127,20 @@ Every verb takes:
   other verbs it ends the wait only, as SIGTERM and SIGHUP always do: the
   operation goes on, and the line printed says how to watch or cancel it.
 
+## Environment
+
+| variable | meaning |
+|---|---|
+| HOLDPOINT_HOME | the folder with all state, unless --home says otherwise |
+| HOLDPOINT_ACCEL | "kvm" or "tcg": what guests run on. Empty: KVM where a kernel was seen to boot with it, else emulation (TCG); "doctor" says which, and why |
+| HOLDPOINT_VERIFY | "now": every new full checkpoint is verified at once, and not only when the host has little to do; "off": only by "checkpoint verify" |
+| HOLDPOINT_FIRST_BOOTS | "off": every new machine boots, as with "run --boot", and no image's first boot is kept for the next machine |
+| NO_COLOR | anything: no emphasis on a terminal |
+
+The daemon reads its own when it starts, from whatever starts it: a verb or a
+service manager. After a change, "holdpoint daemon stop" makes the next verb start
+one that has it; machines run on.
+
 ## Exit codes
 
 | code | kind of error |

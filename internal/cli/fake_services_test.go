@@ -141,9 +141,6 @@ func (s *fakeMachines) Remove(_ context.Context, r *connect.Request[holdpointv1.
 }
 
 func (s *fakeMachines) PlanRestore(context.Context, *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.RestorePlan], error) {
-	if s.f.broken.Add(-1) >= 0 {
-		panic(http.ErrAbortHandler)
-	}
 	return connect.NewResponse(s.plan()), nil
 }
 
@@ -362,7 +359,8 @@ func (s *fakeGuest) Logs(_ context.Context, r *connect.Request[holdpointv1.Guest
 }
 
 // Exec knows: echo WORD, cat, fail CODE, missing, trap (waits for a signal and
-// exits with 10 + it), hang (sends no exit), held (waits, then echoes), id of
+// exits with 10 + it), hang (sends no exit), torn (ends as a
+// daemon that is killed does), held (waits, then echoes), id of
 // ExecAttach (replays).
 func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]) error {
 	first, err := stream.Receive()
@@ -379,6 +377,9 @@ func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpoi
 	c := &fakeCommand{ctx: ctx, stream: stream, begun: s.begun, inputs: s.inputs}
 	if attach := first.GetMessage().GetAttach(); attach != nil {
 		c.started()
+		if attach.GetCommandId() == "torn" {
+			panic(http.ErrAbortHandler)
+		}
 		c.stdout("history of " + attach.GetCommandId() + "\n")
 		c.exit(3, "")
 		return nil
@@ -424,6 +425,9 @@ func (c *fakeCommand) run(start *agentv1.ExecStart) error {
 		c.stdout(argv[1] + "\n")
 		c.stderr("said\n")
 		c.exit(0, "")
+	case "torn":
+		c.started()
+		panic(http.ErrAbortHandler)
 	case "index":
 		c.started()
 		// More than one line, the last without an end.

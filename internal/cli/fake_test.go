@@ -52,7 +52,7 @@ type fake struct {
 	// admitted gets the id of each operation.
 	admitted chan string
 	plan     *holdpointv1.RestorePlan
-	// broken is how many more times the connection breaks when a plan is asked.
+	// broken is how many more calls break the connection.
 	broken   atomic.Int32
 	commands []*agentv1.Command
 	// stopped is whether the machine is.
@@ -210,7 +210,12 @@ func (f *fake) handler() http.Handler {
 	mux.Handle(holdpointv1connect.NewCheckpointServiceHandler(&f.checkpoints))
 	mux.Handle(holdpointv1connect.NewRouteServiceHandler(&f.routes))
 	mux.Handle(holdpointv1connect.NewOperationServiceHandler(&f.operations))
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.URL.Path, "DaemonService") && f.broken.Add(-1) >= 0 {
+			panic(http.ErrAbortHandler)
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
 
 // run is one command line with what it gave.

@@ -115,7 +115,11 @@ func runOperationWait(ctx context.Context, a *app.App, id string) error {
 	return a.With(ctx, func(c *client.Client) error {
 		admitted := make(chan *client.Operation, 1)
 		op, err := a.Await(ctx, c, false, admitted, func(ctx context.Context, progress func(*client.Operation)) (*client.Operation, error) {
-			op, err := findOperation(ctx, c, id)
+			var op *client.Operation
+			err := c.Ask(ctx, func(ctx context.Context) (err error) {
+				op, err = findOperation(ctx, c, id)
+				return err
+			})
 			if err != nil {
 				return nil, err
 			}

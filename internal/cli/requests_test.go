@@ -85,6 +85,10 @@ func TestRequests(t *testing.T) {
 			&holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "disk", Routes: "restore", NoSafety: true},
 		},
 		{"restore web before-agent --full -y", &holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "full"}},
+		{
+			"restore web before-agent --full -y --as-is",
+			&holdpointv1.RestoreMachineRequest{RequestId: "r", Machine: "web", Checkpoint: "before-agent", Kind: "full", AsIs: true},
+		},
 		{"expose web 8080 --host app.localhost", &holdpointv1.ExposeRequest{RequestId: "r", Machine: "web", Port: 8080, Host: "app.localhost"}},
 		{"unexpose app.localhost", &holdpointv1.UnexposeRequest{RequestId: "r", Host: "app.localhost"}},
 	} {
@@ -304,7 +308,54 @@ func TestQuestionsAreAskedAgain(t *testing.T) {
 		t.Errorf("restore --plan: %+v", r)
 	}
 	f.broken.Store(2)
-	if r := holdpoint(dir, "", "restore", "web", "before-agent", "--disk", "--plan"); r.code != 1 || !strings.Contains(r.stderr, "broke") {
+	if r := holdpoint(dir, "", "restore", "web", "before-agent", "--disk", "--plan"); r.code != 130 || !strings.Contains(r.stderr, "the daemon ended meanwhile") {
 		t.Errorf("restore --plan, twice broken: %+v", r)
+	}
+}
+
+// Whenever the daemon goes away under a verb, it is done with the next one, or
+// the verb says what happened, as it does of an operation that was cut off.
+func TestDaemonGoesAwayUnderAnyVerb(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	for args, want := range map[string]int{
+		"ls": 0, "inspect web": 0, "image ls": 0, "image inspect debian": 0, "image build debian": 0, "image rm debian": 0,
+		"run web --image debian": 0, "start web": 0, "stop web": 0, "pause web": 0, "resume web": 0, "suspend web": 0, "rm web": 0,
+		"fork green": 0, "checkpoint create web": 0, "checkpoint ls": 0, "checkpoint show green": 0, "checkpoint rm c": 0,
+		"checkpoint verify green": 0, "checkpoint pool green 4": 0, "log web": 0, "routes": 0, "expose web 80": 0, "unexpose app.localhost": 0,
+		"restore web before-agent --disk --yes": 0, "operation ls": 0, "operation show op-done": 0, "operation wait op-done": 0,
+		"logs web": 130, "cp web:a " + file: 130, "operation cancel op-done": 130, "exec web -- true": 125, "attach web": 3,
+	} {
+		t.Run(args, func(t *testing.T) {
+			f, dir := serve(t, func(f *fake) {
+				f.ops["op-done"] = f.end(machineOperation())
+				f.commands = []*agentv1.Command{{Id: "cmd-1", Detached: true}}
+				f.broken.Store(1)
+			})
+			if r := holdpoint(dir, "", split(args)...); r.code != want || want > 100 && !strings.Contains(r.stderr, "the daemon ended meanwhile") {
+				t.Errorf("broken once: %+v, want code %d", r, want)
+			}
+			f.broken.Store(100)
+			want := max(want, 130)
+			if strings.HasPrefix(args, "exec") {
+				want = 125
+			}
+			if r := holdpoint(dir, "", split(args)...); r.code != want || !strings.Contains(r.stderr, "the daemon ended meanwhile") {
+				t.Errorf("broken always: %+v, want code %d", r, want)
+			}
+		})
+	}
+}
+
+// A command whose stream ends with the daemon is hung up; one that was attached
+// to goes on.
+func TestDaemonGoesAwayUnderACommand(t *testing.T) {
+	_, dir := serve(t, func(f *fake) { f.commands = []*agentv1.Command{{Id: "torn", Detached: true}} })
+	for args, want := range map[string]string{
+		"exec web -- torn": "exec in web: the daemon ended meanwhile, and the command was hung up; run it again, with --detach if",
+		"attach web":       "attach in web: the daemon ended meanwhile; the command goes on: `holdpoint attach web torn`",
+	} {
+		if r := holdpoint(dir, "", split(args)...); r.code != 125 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%s: %+v, want %q", args, r, want)
+		}
 	}
 }

@@ -123,7 +123,7 @@ func (r *Restorer) openMemory(ctx context.Context, w want, s *start) error {
 
 // top takes a standby with its top, or stages a fresh one.
 func (r *Restorer) top(ctx context.Context, w want, s *start) (catalog.Layer, error) {
-	if s.launch.Incoming != nil && !w.noStandby {
+	if s.launch.Incoming != nil && !w.noStandby && !w.asIs { // a standby was begun to give proof
 		standby, found, err := r.cfg.Catalog.TakeStandby(ctx, w.operation, w.target.ID)
 		if err != nil {
 			return catalog.Layer{}, err

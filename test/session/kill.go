@@ -196,8 +196,14 @@ func (k *Story) cutOff(t testing.TB, round int, args []string) end {
 	k.outcomes[string(victim)+" killed, "+outcome]++
 	t.Logf("round %d: %s killed after %v of %s: %s, exit code %d %s", round, victim, moment.Round(time.Millisecond), args[0], outcome,
 		e.Code, strings.ReplaceAll(strings.TrimSpace(e.Stderr), "\n", "; "))
+	if victim == Daemon && e.Code != 0 && e.Code != interrupted {
+		t.Errorf("round %d: exit code %d of a verb whose daemon was killed: %s", round, e.Code, e.Stderr)
+	}
 	return e
 }
+
+// interrupted is the exit code of a verb that was cut off.
+const interrupted = 130
 
 // cut cuts a command line off, and returns when the machine answers again and
 // nothing half-made is left. It tells whether the command line succeeded.

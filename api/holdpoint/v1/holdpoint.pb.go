@@ -1541,7 +1541,7 @@ type Checkpoint struct {
 	Automatic bool `protobuf:"varint,16,opt,name=automatic,proto3" json:"automatic,omitempty"`
 	// Whether the machine's disk continues from here.
 	Current bool `protobuf:"varint,17,opt,name=current,proto3" json:"current,omitempty"`
-	// unverified, verified, failed; of a full checkpoint.
+	// unverified, verified, failed; of a disk checkpoint empty until it was asked for.
 	Verification string `protobuf:"bytes,18,opt,name=verification,proto3" json:"verification,omitempty"`
 	// Why verification failed.
 	Problem string `protobuf:"bytes,19,opt,name=problem,proto3" json:"problem,omitempty"`
@@ -3099,7 +3099,9 @@ type RestoreMachineRequest struct {
 	Routes   string `protobuf:"bytes,5,opt,name=routes,proto3" json:"routes,omitempty"`
 	NoSafety bool   `protobuf:"varint,6,opt,name=no_safety,json=noSafety,proto3" json:"no_safety,omitempty"`
 	// Refuse when the machine's generation is another; 0 for any.
-	Generation    uint64 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
+	Generation uint64 `protobuf:"varint,7,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Hand out without proof that the guest has new time and entropy; of a full one.
+	AsIs          bool `protobuf:"varint,8,opt,name=as_is,json=asIs,proto3" json:"as_is,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3181,6 +3183,13 @@ func (x *RestoreMachineRequest) GetGeneration() uint64 {
 		return x.Generation
 	}
 	return 0
+}
+
+func (x *RestoreMachineRequest) GetAsIs() bool {
+	if x != nil {
+		return x.AsIs
+	}
+	return false
 }
 
 type GuestExecRequest struct {
@@ -4769,7 +4778,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12\x14\n" +
-	"\x05force\x18\x03 \x01(\bR\x05force\"\xd9\x01\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\xee\x01\n" +
 	"\x15RestoreMachineRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -4782,7 +4791,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\tno_safety\x18\x06 \x01(\bR\bnoSafety\x12\x1e\n" +
 	"\n" +
 	"generation\x18\a \x01(\x04R\n" +
-	"generation\"\x87\x01\n" +
+	"generation\x12\x13\n" +
+	"\x05as_is\x18\b \x01(\bR\x04asIs\"\x87\x01\n" +
 	"\x10GuestExecRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x1e\n" +
 	"\n" +

@@ -9,7 +9,8 @@ import (
 )
 
 const selectCheckpoint = `SELECT id, coalesce(machine_id, ''), coalesce(name, ''), kind, consistency, coalesce(parent, ''), message, automatic,
-	spec, image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at FROM checkpoints `
+	spec, image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at,
+	verification, problem FROM checkpoints `
 
 func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
 	var (
@@ -18,7 +19,7 @@ func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
 	)
 	err := rows.Scan(&k.ID, &k.MachineID, &k.Name, &k.Kind, &k.Consistency, &k.Parent, &k.Message, &k.Automatic,
 		&k.Spec, &k.ImageBuildID, &k.DiskBytes, &k.Origin.SessionID, &k.Origin.PromptID, &k.Origin.ToolCallID,
-		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created)
+		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created, &k.Verification, &k.Problem)
 	k.CreatedAt = database.Time(created)
 	return k, err
 }
@@ -38,7 +39,7 @@ func scanPartRoute(rows *sql.Rows) (part[checkpoint.Route], error) {
 func scanPartFull(rows *sql.Rows) (part[*checkpoint.FullState], error) {
 	p := part[*checkpoint.FullState]{value: &checkpoint.FullState{}}
 	f := p.value
-	err := rows.Scan(&p.checkpoint, &f.Devices, &f.MemoryBytes, &f.Tracking, &f.Platform, &f.LinkMagic, &f.Unconfigured, &f.Verification, &f.Problem)
+	err := rows.Scan(&p.checkpoint, &f.Devices, &f.MemoryBytes, &f.Tracking, &f.Platform, &f.LinkMagic, &f.Unconfigured)
 	return p, err
 }
 
@@ -71,7 +72,7 @@ func Checkpoints(ctx context.Context, q database.Querier, where string, args ...
 		k.Routes = append(k.Routes, p.value)
 	}
 	full, err := database.All(ctx, q, scanPartFull, `SELECT checkpoint_id, devices_layer, memory_bytes, tracking, platform, link_magic,
-		unconfigured, verification, problem FROM checkpoint_full `+among, args...)
+		unconfigured FROM checkpoint_full `+among, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -108,11 +109,15 @@ func NoCheckpoint(ref string) error { return NotFound("checkpoint", ref, "holdpo
 // InsertCheckpoint records a checkpoint and its parts.
 func InsertCheckpoint(t *database.Tx, k checkpoint.Checkpoint) error {
 	o := k.Origin
+	if k.Verification == "" {
+		k.Verification = checkpoint.Unverified
+	}
 	err := t.Do(`INSERT INTO checkpoints (id, machine_id, name, kind, consistency, parent, message, automatic, spec,
-		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at)
-		VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at, verification, problem)
+		VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, database.JSON(k.Spec),
-		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.OrNow(k.CreatedAt))
+		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.OrNow(k.CreatedAt),
+		k.Verification, k.Problem)
 	if err != nil {
 		return err
 	}
@@ -133,11 +138,8 @@ func InsertCheckpoint(t *database.Tx, k checkpoint.Checkpoint) error {
 }
 
 func insertFull(t *database.Tx, id string, f checkpoint.FullState) error {
-	if f.Verification == "" {
-		f.Verification = checkpoint.Unverified
-	}
-	err := t.Do(`INSERT INTO checkpoint_full VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`, id, f.Devices, f.MemoryBytes, f.Tracking,
-		database.JSON(f.Platform), f.LinkMagic, f.Unconfigured, f.Verification, f.Problem)
+	err := t.Do(`INSERT INTO checkpoint_full VALUES (?, ?, ?, ?, ?, ?, ?)`, id, f.Devices, f.MemoryBytes, f.Tracking,
+		database.JSON(f.Platform), f.LinkMagic, f.Unconfigured)
 	if err != nil {
 		return err
 	}

@@ -90,7 +90,23 @@ func (e *Exec) Run(ctx context.Context, c *client.Client) (Result, error) {
 		result.Left = true
 		return result, nil
 	}
+	if client.Unreachable(err) {
+		err = e.daemonEnded(result.CommandID)
+	}
 	return result, err
+}
+
+// daemonEnded says what became of a command, by its id if it is known to have
+// started, whose stream ended with the daemon. What is not detached is hung up.
+func (e *Exec) daemonEnded(id string) error {
+	what := fmt.Sprintf("%s in %s: the daemon ended meanwhile", e.Verb, e.Machine)
+	switch {
+	case e.Attach != nil:
+		return errdefs.New(errdefs.OutcomeUnknown, "%s; the command goes on: `holdpoint attach %s %s`", what, e.Machine, e.Attach.GetCommandId())
+	case id == "":
+		return errdefs.New(errdefs.OutcomeUnknown, "%s; the command may have begun: look with `holdpoint exec %s -- ps`, and run it again", what, e.Machine)
+	}
+	return errdefs.New(errdefs.OutcomeUnknown, "%s, and the command was hung up; run it again, with --detach if it is to outlive that", what)
 }
 
 // errLeft ends the stream of a command that is to go on.

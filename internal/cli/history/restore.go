@@ -21,6 +21,7 @@ type restoreOptions struct {
 	plan       bool
 	routes     string
 	noSafety   bool
+	asIs       bool
 	yes        bool
 }
 
@@ -44,6 +45,11 @@ that means for each URL is shown before anything is done. It is asked before the
 present state is discarded; without a terminal --yes is needed. A stopped or
 suspended machine is started.
 
+With --full the machine is handed out once its guest has acknowledged the right time
+and fresh entropy; one that does not is given up, and the machine goes on as it was.
+--as-is does without: the guest's clock stays at the checkpoint, and what it draws
+at random may repeat.
+
 Of the plan's columns THEN is the route's port at the checkpoint, NOW the port it has
 now, and LISTENING AFTER whether something will listen in the restored machine on
 the port the route has then: yes, if something that the boot starts by itself
@@ -62,6 +68,7 @@ this machine; unknown otherwise. The warnings say which URLs would be broken.`,
 	f.BoolVar(&o.plan, "plan", false, "only show what would happen")
 	f.StringVar(&o.routes, "routes", "", "keep: routes stay as they are now (default); restore: they become what they were")
 	f.BoolVar(&o.noSafety, "no-safety", false, "do not keep the present state; the restore cannot be undone")
+	f.BoolVar(&o.asIs, "as-is", false, "with --full: hand the machine out without proof that clock and entropy are new")
 	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
 	a.CompleteFlag(cmd, "routes", app.Words("keep", "restore"))
 	return cmd
@@ -82,6 +89,8 @@ func (o *restoreOptions) check(machine string) error {
 	switch {
 	case o.disk == o.full:
 		return errdefs.New(errdefs.Invalid, "restore %s: say what to put back: --disk, or --full for memory and CPU too", machine)
+	case o.asIs && o.disk:
+		return errdefs.New(errdefs.Invalid, "restore %s: --as-is is for --full only: a restored disk is booted, and what boots has new time and entropy of its own; leave it out", machine)
 	case !slices.Contains([]string{"", "keep", "restore"}, o.routes):
 		return errdefs.New(errdefs.Invalid, "restore %s: --routes=%s is neither keep nor restore", machine, o.routes)
 	}
@@ -93,7 +102,7 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 		return err
 	}
 	req := &holdpointv1.RestoreMachineRequest{
-		RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety,
+		RequestId: a.RequestID(), Machine: machine, Checkpoint: checkpoint, Kind: o.kind(), Routes: o.routes, NoSafety: o.noSafety, AsIs: o.asIs,
 	}
 	if o.plan {
 		return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
@@ -105,7 +114,12 @@ func runRestore(ctx context.Context, a *app.App, machine, checkpoint string, o r
 		})
 	}
 	return a.With(ctx, func(c *client.Client) error {
-		plan, starts, err := planRestore(ctx, c, !a.Repeatable(), req)
+		var plan *holdpointv1.RestorePlan
+		var starts string
+		err := c.Ask(ctx, func(ctx context.Context) (err error) {
+			plan, starts, err = planRestore(ctx, c, !a.Repeatable(), req)
+			return err
+		})
 		if err != nil {
 			return err
 		}

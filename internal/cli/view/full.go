@@ -9,7 +9,7 @@ import (
 )
 
 // Verification says in one word what is known of a checkpoint: FAILED is loud,
-// "" is for a disk checkpoint, of which nothing is claimed.
+// "" is for a disk checkpoint that nobody asked to verify.
 func Verification(c *holdpointv1.Checkpoint) string {
 	if Failed(c) {
 		return "FAILED"

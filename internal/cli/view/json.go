@@ -96,10 +96,11 @@ type Checkpoint struct {
 	Layers       []string `json:"layers"`
 	Automatic    bool     `json:"automatic"`
 	Current      bool     `json:"current"`
+	// Verification of a disk checkpoint is only done when asked for.
+	Verification string `json:"verification" doc:"unverified, verified or failed; of a disk checkpoint empty until checkpoint verify was asked for"`
+	Problem      string `json:"problem" doc:"why the verification failed"`
 	// What follows is of full checkpoints.
-	Verification string          `json:"verification" doc:"unverified, verified or failed; of a full checkpoint, as all that follows"`
-	Problem      string          `json:"problem" doc:"why the verification failed"`
-	Tracking     string          `json:"tracking" doc:"how changed memory was found"`
+	Tracking     string          `json:"tracking" doc:"how changed memory was found; of a full checkpoint, as all that follows"`
 	MemoryLayers []string        `json:"memory_layers"`
 	Pool         uint32          `json:"pool" doc:"standbys wanted"`
 	Standbys     uint32          `json:"standbys" doc:"standbys that are ready"`

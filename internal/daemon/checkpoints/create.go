@@ -82,6 +82,9 @@ func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdp
 	if err := s.Catalog.CheckpointNameFree(ctx, m, r.GetName()); err != nil {
 		return nil, err
 	}
+	if err := s.Prover.TrustDisk(ctx, m); err != nil {
+		return nil, fmt.Errorf("machine %s could not boot again: %w", m.Name, err)
+	}
 	chain, err := s.Catalog.Chain(ctx, m.ID)
 	if err != nil {
 		return nil, err

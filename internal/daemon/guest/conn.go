@@ -46,7 +46,7 @@ func (s *Service) DialPort(ctx context.Context, machineID string, generation uin
 	}
 	if err != nil {
 		end()
-		return nil, wire.Decode(outcome(alive, run, what, err))
+		return nil, wire.Decode(s.outcome(alive, effect{door: door, run: run, what: what}, err))
 	}
 	return conn, nil
 }

@@ -12,7 +12,6 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
-	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
@@ -30,21 +29,6 @@ func expelling(ctx context.Context, door *hold.Admission) (context.Context, cont
 		}
 	}()
 	return ctx, func() { cancel(nil) }
-}
-
-// outcome is what a stream's client is told: the reason of its end where we
-// ended it, that the machine went away where it did, else the guest's own word.
-func outcome(ctx context.Context, run *fleet.Run, what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if cause := context.Cause(ctx); cause != nil && errdefs.Is(cause, errdefs.Conflict) {
-		return wire.Encode(cause)
-	}
-	if run.Ended() && connect.CodeOf(err) != connect.CodeNotFound {
-		return wire.Encode(errdefs.New(errdefs.WrongState, "%s: the machine stopped meanwhile", what))
-	}
-	return wire.Encode(err)
 }
 
 // Exec runs or attaches to a command in a machine.
@@ -67,14 +51,16 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	defer door.Done()
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
+	at := effect{door: door, run: run, what: what, command: first.GetMessage().GetAttach().GetCommandId()}
 	guest := run.Agent().Exec(ctx)
 	if err := guest.Send(first.GetMessage()); err != nil {
 		_, err = guest.Receive()
-		return outcome(ctx, run, what, err)
+		return s.outcome(ctx, at, err)
 	}
 	// It ends with the client's stream, which ends when this call does.
 	go execInput(ctx, stream, guest, door)
-	return outcome(ctx, run, what, execOutput(stream, guest, door))
+	err = execOutput(stream, guest, &at)
+	return s.outcome(ctx, at, err)
 }
 
 // execName names a command for people.
@@ -108,9 +94,10 @@ func execInput(ctx context.Context, client *connect.BidiStream[holdpointv1.Guest
 	}
 }
 
-// execOutput carries what the guest sends until it ends.
+// execOutput carries what the guest sends until it ends, and notes which command
+// it is.
 func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse],
-	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse], door *hold.Admission,
+	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse], at *effect,
 ) error {
 	defer guest.CloseResponse()
 	for {
@@ -121,7 +108,10 @@ func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpoi
 		if err != nil {
 			return err
 		}
-		if why := door.Held(); why != "" && message.GetExit().GetCode() > 128 {
+		if id := message.GetStarted().GetCommandId(); id != "" {
+			at.command = id
+		}
+		if why := at.door.Held(); why != "" && message.GetExit().GetCode() > 128 {
 			// A signal that nobody in the machine sent.
 			return errdefs.New(errdefs.Conflict, "the command was ended: %s", why)
 		}

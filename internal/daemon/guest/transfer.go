@@ -42,7 +42,7 @@ func (s *Service) Upload(ctx context.Context, stream *connect.ClientStream[holdp
 	}
 	answer, err := guest.CloseAndReceive()
 	if err != nil {
-		return nil, outcome(ctx, run, what, err)
+		return nil, s.outcome(ctx, effect{door: door, run: run, what: what}, err)
 	}
 	return connect.NewResponse(answer.Msg), nil
 }
@@ -63,7 +63,7 @@ func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1
 	}
 	guest, err := run.Agent().Download(call, connect.NewRequest(&agentv1.DownloadRequest{Path: req.Msg.GetPath()}))
 	if err != nil {
-		return outcome(ctx, run, what, err)
+		return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
 	}
 	defer guest.Close()
 	for guest.Receive() {
@@ -72,7 +72,7 @@ func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1
 		}
 	}
 	if err := guest.Err(); err != nil {
-		return outcome(ctx, run, what, err)
+		return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
 	}
 	// What left the machine is out of a restore's reach, and is listed there.
 	m, err := s.cfg.Catalog.ResolveMachine(ctx, req.Msg.GetMachine())
@@ -99,7 +99,7 @@ func (s *Service) Dial(ctx context.Context, stream *connect.BidiStream[holdpoint
 	guest := run.Agent().Dial(ctx)
 	if err := guest.Send(first.GetMessage()); err != nil {
 		_, err = guest.Receive()
-		return outcome(ctx, run, what, err)
+		return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
 	}
 	go func() {
 		for {
@@ -120,7 +120,7 @@ func (s *Service) Dial(ctx context.Context, stream *connect.BidiStream[holdpoint
 			return nil
 		}
 		if err != nil {
-			return outcome(ctx, run, what, err)
+			return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
 		}
 		if err := stream.Send(&holdpointv1.GuestDialResponse{Message: message}); err != nil {
 			return err

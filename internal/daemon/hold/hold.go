@@ -165,6 +165,12 @@ func (g *Gates) Activity(machine string) (active int, changed <-chan struct{}) {
 	return len(gate.active), gate.changed
 }
 
+// Machine is the id of the machine that the effect was let into.
+func (a *Admission) Machine() string { return a.request.Machine }
+
+// Door is the way that the effect came.
+func (a *Admission) Door() Door { return a.request.Door }
+
 // Expelled is closed when a restore has made the effect's generation history.
 func (a *Admission) Expelled() <-chan struct{} { return a.expelled }
 

@@ -179,6 +179,9 @@ func (k *Keeper) exited(machineID string, run *fleet.Run) bool {
 	k.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 	defer cancel()
+	if m, err := k.cfg.Catalog.GetMachine(ctx, machineID); err == nil && m.State == machine.Creating {
+		return false // whoever makes it, or settles that, removes it or makes it run
+	}
 	reason := ExitOf(run.Status().GetExit())
 	k.cfg.Log.Info("run ended", "machine", machineID, "run", run.ID, "exit", reason)
 	err := k.cfg.Catalog.EndRun(ctx, machineID, run.ID, machine.Stopped, reason)

@@ -98,8 +98,8 @@ func (s *Service) fork(ctx context.Context, w *operation.Work, r *holdpointv1.Fo
 
 // warn tells of a checkpoint that failed verification.
 func (s *Service) warn(w *operation.Work, k checkpoint.Checkpoint) {
-	if k.Full != nil && k.Full.Verification == checkpoint.Failed {
-		w.Note("%s", proof.Warning(k, k.Full.Problem))
+	if k.Verification == checkpoint.Failed {
+		w.Note("%s", proof.Warning(k, k.Problem))
 	}
 }
 

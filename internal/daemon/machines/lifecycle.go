@@ -83,6 +83,9 @@ func (s *Service) on(ctx context.Context, requestID, verb string, options onMach
 func (s *Service) Start(ctx context.Context, req *connect.Request[holdpointv1.StartMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	return s.on(ctx, r.GetRequestId(), "start", r, []machine.State{machine.Stopped}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+		if err := s.Prover.TrustDisk(ctx, m); err != nil {
+			return fmt.Errorf("start machine %s: %w", m.Name, err)
+		}
 		if err := w.Enter(ctx, phaseBoot, "booting the guest", Detail{MachineID: m.ID}); err != nil {
 			return err
 		}

@@ -49,8 +49,12 @@ func (s *Service) target(ctx context.Context, r *holdpointv1.RestoreMachineReque
 }
 
 func checkRestore(r *holdpointv1.RestoreMachineRequest) error {
-	if _, err := checkpoint.ParseKind(r.GetKind()); err != nil {
+	kind, err := checkpoint.ParseKind(r.GetKind())
+	if err != nil {
 		return err
+	}
+	if r.GetAsIs() && kind != checkpoint.Full {
+		return errdefs.New(errdefs.Invalid, "restore: --as-is is for --full only: a restored disk is booted, and what boots has new time and entropy of its own; leave it out")
 	}
 	switch r.GetRoutes() {
 	case "", "keep", "restore":
@@ -164,7 +168,7 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 		return nil, err
 	}
 	defer open()
-	request := restore.FullRequest{Host: s.Keeper, DiskRequest: restore.DiskRequest{
+	request := restore.FullRequest{Host: s.Keeper, AsIs: r.GetAsIs(), DiskRequest: restore.DiskRequest{
 		Operation: w.ID(), Machine: m, Target: k, Destination: s.Keeper, NoSafety: r.GetNoSafety(), PutBack: putBack,
 		Paused: state == machine.Paused, WasClean: m.Exit == keeper.CleanExit, Enter: w.Enter, Note: w.Note,
 	}}
@@ -191,6 +195,8 @@ func (s *Service) restoreAs(ctx context.Context, w *operation.Work, r *holdpoint
 	needed := request.Target.Layers
 	if r.GetKind() == string(checkpoint.Full) {
 		needed = proof.LayersOf(request.Target)
+	}
+	if r.GetKind() == string(request.Target.Kind) { // else what failed may not be needed
 		s.warn(w, request.Target)
 	}
 	if err := s.Prover.Trust(ctx, request.Target, needed...); err != nil {

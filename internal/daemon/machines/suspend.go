@@ -5,6 +5,7 @@ package machines
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
+	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/proof"
@@ -67,14 +69,21 @@ func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, id
 		return nil, err
 	}
 	defer s.Keeper.DecideEnd(m.ID)()
-	source := s.Keeper.Source(m.ID, run, stopPatience, w.Note)
+	source, began := s.Keeper.Source(m.ID, run, stopPatience, w.Note), false
 	result, failure := s.Restorer.Suspend(ctx, restore.SuspendRequest{
 		Checkpoint: capture.FullRequest{
-			Operation: w.ID(), Machine: m, Source: source, Enter: w.Enter, Note: w.Note,
+			Operation: w.ID(), Machine: m, Source: source, Note: w.Note,
+			Enter: func(ctx context.Context, phase, text string, detail any) error {
+				began = true
+				return w.Enter(ctx, phase, text, detail)
+			},
 			Checkpoint: checkpoint.Checkpoint{ID: durable.NewID(), Message: "suspended", Automatic: true, Routes: routes},
 		},
 		Run: source, Paused: state == machine.Paused,
 	})
+	if failure != nil && began {
+		failure = fmt.Errorf("%w; %s", failure, s.notSuspended(ctx, m, run, errdefs.KindOf(failure)))
+	}
 	if failure != nil && result.Checkpoint.ID == "" {
 		return nil, failure
 	}
@@ -87,6 +96,35 @@ func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, id
 		failure = err
 	}
 	return shown, failure
+}
+
+// lookTimeout bounds the look at a machine after a suspension that failed: a
+// monitor that died over it has a successor in less than a second.
+const lookTimeout = 10 * time.Second
+
+// notSuspended says in what state a suspension that failed has left the machine,
+// and what to do.
+func (s *Service) notSuspended(ctx context.Context, m catalog.Machine, run *fleet.Run, why errdefs.Kind) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+	defer cancel()
+	_, err := run.StatusNow(ctx)
+	now, lost := s.Catalog.GetMachine(ctx, m.ID)
+	state := keeper.State(now, run)
+	again := fmt.Sprintf(": try again with holdpoint suspend %s", m.Name)
+	if why == errdefs.Unsupported || why == errdefs.NoSpace {
+		again = "" // not before that is mended
+	}
+	switch {
+	case lost == nil && now.State == machine.Suspended:
+		return fmt.Sprintf("machine %s is suspended all the same: go on with holdpoint resume %s", m.Name, m.Name)
+	case run.Ended():
+		return fmt.Sprintf("machine %s has stopped: start it with holdpoint start %s", m.Name, m.Name)
+	case err != nil || lost != nil || state == machine.Unknown:
+		return fmt.Sprintf("what machine %s does is not known: look at holdpoint inspect %s, or end it with holdpoint stop --force %s", m.Name, m.Name, m.Name)
+	case state == machine.Paused:
+		return fmt.Sprintf("machine %s is paused as before%s", m.Name, again)
+	}
+	return fmt.Sprintf("machine %s runs on%s", m.Name, again)
 }
 
 // suspended is the outcome of a suspension: the machine and its head.

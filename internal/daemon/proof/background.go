@@ -176,9 +176,14 @@ func (p *Prover) proveAside(k checkpoint.Checkpoint) {
 
 // Warning tells a person that a checkpoint cannot be restored.
 func Warning(k checkpoint.Checkpoint, problem string) string {
-	name := k.ID
-	if k.Name != "" {
-		name = k.Name
-	}
+	name := nameOf(k)
 	return fmt.Sprintf("WARNING: checkpoint %s FAILED verification and may not be restorable: %s; take another one, and see holdpoint checkpoint show %s", name, problem, name)
+}
+
+// nameOf is what a person calls a checkpoint.
+func nameOf(k checkpoint.Checkpoint) string {
+	if k.Name != "" {
+		return k.Name
+	}
+	return k.ID
 }

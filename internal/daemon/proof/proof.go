@@ -103,9 +103,9 @@ type Proven struct {
 	Restored bool
 }
 
-// Prove proves a checkpoint now. What it finds about a full one is recorded; an
-// error that says nothing about the checkpoint, such as a host that cannot
-// continue it, changes nothing.
+// Prove proves a checkpoint now. What it finds is recorded; an error that says
+// nothing about the checkpoint, such as a host that cannot continue it, changes
+// nothing.
 func (p *Prover) Prove(ctx context.Context, k checkpoint.Checkpoint, progress func(done, total int64)) (Proven, error) {
 	proven, err := p.digests(ctx, k, progress)
 	if err == nil && k.Full != nil {
@@ -120,9 +120,6 @@ func (p *Prover) Prove(ctx context.Context, k checkpoint.Checkpoint, progress fu
 			err = p.restoreAside(ctx, k)
 		}
 		proven.Restored = err == nil
-	}
-	if k.Full == nil {
-		return proven, err
 	}
 	recording, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()

@@ -117,7 +117,11 @@ func (v *Viewer) Checkpoint(ctx context.Context, k checkpoint.Checkpoint, m cata
 			Host: r.Host, Url: v.url(r.Host), Machine: m.Name, MachineId: m.ID, Port: uint32(r.Port),
 		})
 	}
+	view.Verification, view.Problem = string(k.Verification), k.Problem
 	if k.Full == nil {
+		if k.Verification == checkpoint.Unverified {
+			view.Verification = "" // nobody is going to try
+		}
 		return view, nil
 	}
 	return view, v.full(ctx, k, view)
@@ -126,7 +130,6 @@ func (v *Viewer) Checkpoint(ctx context.Context, k checkpoint.Checkpoint, m cata
 // full adds what only full checkpoints have.
 func (v *Viewer) full(ctx context.Context, k checkpoint.Checkpoint, view *holdpointv1.Checkpoint) error {
 	view.MemoryBytes, view.MemoryLayers, view.Tracking = k.Full.MemoryBytes, k.Full.Memory, k.Full.Tracking
-	view.Verification, view.Problem = string(k.Full.Verification), k.Full.Problem
 	view.Platform = string(k.Full.Platform)
 	view.Consistency = "" // of memory and disk together there is one kind
 	pools, err := v.Catalog.Pools(ctx)
