@@ -53,7 +53,7 @@ func pack(ctx context.Context, w io.Writer, name string, direct bool) error {
 		return errdefs.New(errdefs.Invalid, "copy %q: it is a %s; only files, folders and links to them can be copied", name, special(fi.Mode()))
 	}
 	out := bufio.NewWriterSize(w, chunk)
-	p := &packer{ctx: ctx, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: alignedBuffer(chunk), direct: direct}
+	p := &packer{ctx: ctx, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: alignedBuffer(2 * chunk), direct: direct}
 	if err := p.add(real, top, fi); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ type packer struct {
 	out   *bufio.Writer
 	tw    *tar.Writer
 	links map[fileID]string // first name of each file with several
-	buf   []byte
+	buf   []byte            // two halves: one is read into while the other is written
 	// direct is whether large files are read past the page cache.
 	direct bool
 }
@@ -193,8 +193,8 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 			return fmt.Errorf("pack %q: %w", name, err)
 		}
 	}
-	if h.Size >= directSize && len(p.buf) < directChunk {
-		p.buf = alignedBuffer(directChunk)
+	if h.Size >= directSize && len(p.buf) < 2*directChunk {
+		p.buf = alignedBuffer(2 * directChunk)
 	}
 	from := newDirectFile(f, h.Size, p.direct)
 	for _, d := range pieces {
@@ -205,27 +205,53 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 	return nil
 }
 
-// copy writes one piece of f.
-func (p *packer) copy(name string, f io.ReaderAt, d piece) error {
-	for d.len > 0 {
+// copy writes one piece of f. Each part of it is read while the one before is
+// written.
+func (p *packer) copy(name string, f io.ReaderAt, d piece) (err error) {
+	half := int64(len(p.buf) / 2)
+	buf, next := p.buf[:half], p.buf[half:]
+	var read beside
+	defer func() {
+		if last := read.wait(); err == nil {
+			err = last
+		}
+	}()
+	end := d.off + d.len
+	fill := func(into []byte, at int64) error { return fill(name, f, into[:min(half, end-at)], at) }
+	if d.len > 0 {
+		if err := fill(buf, d.off); err != nil {
+			return err
+		}
+	}
+	for off := d.off; off < end; off += half {
 		if err := context.Cause(p.ctx); err != nil {
 			return err
 		}
-		buf := p.buf[:min(d.len, int64(len(p.buf)))]
-		m, err := f.ReadAt(buf, d.off)
-		if m < len(buf) && errors.Is(err, io.EOF) {
-			return fmt.Errorf("pack %q: the file shrank while it was read; try again", name)
+		if ahead := off + half; ahead < end {
+			into := next
+			read.begin(func() error { return fill(into, ahead) })
 		}
-		if m < len(buf) {
-			return kinded("pack", name, err)
-		}
-		if _, err := p.tw.Write(buf); err != nil {
+		if _, err := p.tw.Write(buf[:min(half, end-off)]); err != nil {
 			return fmt.Errorf("pack %q: %w", name, err)
 		}
-		d.off += int64(m)
-		d.len -= int64(m)
+		if err := read.wait(); err != nil {
+			return err
+		}
+		buf, next = next, buf
 	}
 	return nil
+}
+
+// fill reads all of buf from a place in a file.
+func fill(name string, f io.ReaderAt, buf []byte, off int64) error {
+	m, err := f.ReadAt(buf, off)
+	switch {
+	case m == len(buf):
+		return nil
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("pack %q: the file shrank while it was read; try again", name)
+	}
+	return kinded("pack", name, err)
 }
 
 // maxSizeless is how much a file without a size may have in it, in bytes, and

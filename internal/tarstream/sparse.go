@@ -96,8 +96,15 @@ func described(h *tar.Header) (pieces []piece, size int64, err error) {
 }
 
 // writePieces writes the content r of an entry to the empty file f. Blocks of
-// zeros become holes.
-func writePieces(ctx context.Context, f *directFile, r io.Reader, pieces []piece, size int64, buf []byte) error {
+// zeros become holes. What was read into one buffer is written while the next
+// is filled; both are equally long.
+func writePieces(ctx context.Context, f *directFile, r io.Reader, pieces []piece, size int64, buf, next []byte) (err error) {
+	var write beside
+	defer func() {
+		if last := write.wait(); err == nil {
+			err = last
+		}
+	}()
 	for _, d := range pieces {
 		for off, end := d.off, d.off+d.len; off < end; {
 			if err := context.Cause(ctx); err != nil {
@@ -109,11 +116,23 @@ func writePieces(ctx context.Context, f *directFile, r io.Reader, pieces []piece
 			if _, err := io.ReadFull(r, buf[:n]); err != nil {
 				return err
 			}
-			if err := writeSparse(f, buf[:n], off); err != nil {
+			if err := write.wait(); err != nil {
 				return err
 			}
+			full, at := buf[:n], off
 			off += n
+			if off == size { // the last: nothing is read meanwhile
+				if err := writeSparse(f, full, at); err != nil {
+					return err
+				}
+				continue
+			}
+			write.begin(func() error { return writeSparse(f, full, at) })
+			buf, next = next, buf
 		}
+	}
+	if err := write.wait(); err != nil {
+		return err
 	}
 	return f.Truncate(size)
 }

@@ -63,7 +63,8 @@ func (a alive) runDirtyTests(t *testing.T, tests string, has map[dirty.Strategy]
 	// The one that starts guests itself wants Go; those with QEMU skip themselves.
 	r, err := a.Run("exec", "lab", "--", "/root/dirty.test", "-test.v", "-test.skip=^TestOtherKernel$", "-test.timeout=15m")
 	if err != nil || r.Code != 0 || !strings.HasSuffix(r.Stdout, "\nPASS\n") {
-		t.Fatalf("Linux %s: exit code %d, %v:\n%s%s", release, r.Code, err, r.Stdout, r.Stderr)
+		console, _ := a.Run("logs", "lab")
+		t.Fatalf("Linux %s: exit code %d, %v:\n%s%s\nconsole:\n%s", release, r.Code, err, r.Stdout, r.Stderr, console.Stdout)
 	}
 	for _, strategy := range []dirty.Strategy{dirty.Userfaultfd, dirty.SoftDirty, dirty.Untracked} {
 		result := "SKIP"
