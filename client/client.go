@@ -92,14 +92,27 @@ func (c *Client) services() {
 		// Compression costs more than it saves on a unix socket.
 		connect.WithAcceptCompression("gzip", nil, nil),
 	}
-	calls, streams := &http.Client{Transport: c.calls}, &http.Client{Transport: c.streams}
+	calls, guest := &http.Client{Transport: c.calls}, &http.Client{Transport: byCall{c}}
 	c.Daemon = holdpointv1connect.NewDaemonServiceClient(calls, base, opts...)
 	c.Images = holdpointv1connect.NewImageServiceClient(calls, base, opts...)
 	c.Machines = holdpointv1connect.NewMachineServiceClient(calls, base, opts...)
-	c.Guest = holdpointv1connect.NewGuestServiceClient(streams, base, opts...)
+	c.Guest = holdpointv1connect.NewGuestServiceClient(guest, base, opts...)
 	c.Checkpoints = holdpointv1connect.NewCheckpointServiceClient(calls, base, opts...)
 	c.Routes = holdpointv1connect.NewRouteServiceClient(calls, base, opts...)
 	c.Operations = holdpointv1connect.NewOperationServiceClient(calls, base, opts...)
+}
+
+// byCall sends each call of the guest service by the protocol that suits it.
+// HTTP/2 keeps what it reads in a buffer of its own, one copy more of every
+// byte of a download, which goes one way only.
+type byCall struct{ client *Client }
+
+// RoundTrip is that of http.RoundTripper.
+func (t byCall) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Path == holdpointv1connect.GuestServiceDownloadProcedure {
+		return t.client.calls.RoundTrip(r)
+	}
+	return t.client.streams.RoundTrip(r)
 }
 
 func socketOf(dir string) (string, error) {
