@@ -76,6 +76,7 @@ func (f *Fleet) follow(run *Run, client *monitor.Client) {
 // conclude tells of the run's end: once before those who wait for it go on, so
 // that they find it recorded, and then until it is.
 func (f *Fleet) conclude(run *Run) {
+	current := f.Current(run.owner()) == run
 	told := f.tell(run)
 	run.end()
 	for wait := 100 * time.Millisecond; !told; wait = min(2*wait, 10*time.Second) {
@@ -87,18 +88,13 @@ func (f *Fleet) conclude(run *Run) {
 		}
 	}
 	f.tell(run) // it may have become the current one only now
-	f.clear(run)
-}
-
-// clear removes what an ended run needs no more: its sockets, which its last
-// monitor may have made again after others had tidied up, and the folder of one
-// that a killed daemon recorded and never began.
-func (f *Fleet) clear(run *Run) {
 	if _, err := monitor.ReadConfig(run.dir); errdefs.Is(err, errdefs.NotFound) {
-		f.Discard(run.ID)
-		return
+		f.Discard(run.ID) // a killed daemon recorded it and never began it
+	} else if !current {
+		// Its last monitor may have made them again after others had tidied up.
+		// After a current run others tidy up when there is time for it.
+		f.remove(f.cfg.Home.RunSockets(run.ID))
 	}
-	f.remove(f.cfg.Home.RunSockets(run.ID))
 }
 
 func (f *Fleet) newRun(machineID, runID, dir string) *Run {
