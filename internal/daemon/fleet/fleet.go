@@ -195,8 +195,8 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 	if err != nil {
 		return
 	}
-	ended := slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(keep, filepath.Base(dir)) })
-	for i, dir := range ended {
+	old := slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(keep, filepath.Base(dir)) })
+	for i, dir := range old {
 		// A monitor whose run has ended is about to leave, and needs nothing.
 		record, err := monitor.ReadRecord(dir)
 		if over := err == nil && record.Phase == monitor.Exited; !over {
@@ -209,7 +209,7 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 			f.remove(dir)
 			continue
 		}
-		if record, err := monitor.ReadRecord(dir); err == nil && record.Phase == monitor.Exited {
+		if ended(dir) { // recorded, or as good as: its monitor was killed, too
 			f.strip(dir)
 		}
 	}
