@@ -47,7 +47,11 @@ func (u *unpacker) file(name string, h *tar.Header, r io.Reader) error {
 
 // fill gives the new file f its content, owner and mode.
 func (u *unpacker) fill(f *os.File, h *tar.Header, r io.Reader, pieces []piece, size int64) error {
-	buf, next := u.buffers(h.Size)
+	need := chunk
+	if u.opt.Direct && h.Size >= directSize {
+		need = directChunk
+	}
+	buf, next := u.bufs.of(need)
 	if err := writePieces(u.ctx, newDirectFile(f, h.Size, u.opt.Direct), r, pieces, size, buf, next); err != nil {
 		return err
 	}
@@ -57,19 +61,6 @@ func (u *unpacker) fill(f *os.File, h *tar.Header, r io.Reader, pieces []piece, 
 		}
 	}
 	return f.Chmod(u.mode(h))
-}
-
-// buffers are those for a file of that size.
-func (u *unpacker) buffers(size int64) (buf, next []byte) {
-	need := chunk
-	if u.opt.Direct && size >= directSize {
-		need = directChunk
-	}
-	if len(u.buf) < 2*need {
-		u.buf = alignedBuffer(2 * need)
-	}
-	half := len(u.buf) / 2
-	return u.buf[:half], u.buf[half:]
 }
 
 func (u *unpacker) symlink(name string, h *tar.Header) error {

@@ -53,7 +53,7 @@ func pack(ctx context.Context, w io.Writer, name string, direct bool) error {
 		return errdefs.New(errdefs.Invalid, "copy %q: it is a %s; only files, folders and links to them can be copied", name, special(fi.Mode()))
 	}
 	out := bufio.NewWriterSize(w, chunk)
-	p := &packer{ctx: ctx, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, buf: alignedBuffer(2 * chunk), direct: direct}
+	p := &packer{ctx: ctx, out: out, tw: tar.NewWriter(out), links: map[fileID]string{}, direct: direct}
 	if err := p.add(real, top, fi); err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ type packer struct {
 	out   *bufio.Writer
 	tw    *tar.Writer
 	links map[fileID]string // first name of each file with several
-	buf   []byte            // two halves: one is read into while the other is written
+	bufs  pair
 	// direct is whether large files are read past the page cache.
 	direct bool
 }
@@ -193,12 +193,14 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 			return fmt.Errorf("pack %q: %w", name, err)
 		}
 	}
-	if h.Size >= directSize && len(p.buf) < 2*directChunk {
-		p.buf = alignedBuffer(2 * directChunk)
+	need := chunk
+	if h.Size >= directSize {
+		need = directChunk
 	}
+	buf, next := p.bufs.of(need)
 	from := newDirectFile(f, h.Size, p.direct)
 	for _, d := range pieces {
-		if err := p.copy(name, from, d); err != nil {
+		if err := p.copy(name, from, d, buf, next); err != nil {
 			return err
 		}
 	}
@@ -207,15 +209,10 @@ func (p *packer) addFile(name string, h *tar.Header, fi fs.FileInfo) error {
 
 // copy writes one piece of f. Each part of it is read while the one before is
 // written.
-func (p *packer) copy(name string, f io.ReaderAt, d piece) (err error) {
-	half := int64(len(p.buf) / 2)
-	buf, next := p.buf[:half], p.buf[half:]
+func (p *packer) copy(name string, f io.ReaderAt, d piece, buf, next []byte) (err error) {
+	half := int64(len(buf))
 	var read beside
-	defer func() {
-		if last := read.wait(); err == nil {
-			err = last
-		}
-	}()
+	defer read.end(&err)
 	end := d.off + d.len
 	fill := func(into []byte, at int64) error { return fill(name, f, into[:min(half, end-at)], at) }
 	if d.len > 0 {

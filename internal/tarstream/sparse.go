@@ -100,11 +100,7 @@ func described(h *tar.Header) (pieces []piece, size int64, err error) {
 // is filled; both are equally long.
 func writePieces(ctx context.Context, f *directFile, r io.Reader, pieces []piece, size int64, buf, next []byte) (err error) {
 	var write beside
-	defer func() {
-		if last := write.wait(); err == nil {
-			err = last
-		}
-	}()
+	defer write.end(&err)
 	for _, d := range pieces {
 		for off, end := d.off, d.off+d.len; off < end; {
 			if err := context.Cause(ctx); err != nil {

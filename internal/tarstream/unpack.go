@@ -104,7 +104,7 @@ type unpacker struct {
 	opt  Options
 	top  string // first element of the archive's names
 	res  Result
-	buf  []byte // two halves: one is read into while the other is written
+	bufs pair
 	// real are the folders known to be no links.
 	real map[string]bool
 	// made are the folders that get their mode and time at the end.
