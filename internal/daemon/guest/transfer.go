@@ -30,6 +30,7 @@ func (s *Service) Upload(ctx context.Context, stream *connect.ClientStream[holdp
 	defer door.Done()
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
+	at := effect{door: door, run: run, what: what}
 	guest := run.Agent().Upload(ctx)
 	for more := true; more; more = stream.Receive() {
 		if guest.Send(stream.Msg().GetMessage()) != nil {
@@ -42,7 +43,7 @@ func (s *Service) Upload(ctx context.Context, stream *connect.ClientStream[holdp
 	}
 	answer, err := guest.CloseAndReceive()
 	if err != nil {
-		return nil, s.outcome(ctx, effect{door: door, run: run, what: what}, err)
+		return nil, s.outcome(ctx, at, err)
 	}
 	return connect.NewResponse(answer.Msg), nil
 }
@@ -57,13 +58,14 @@ func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1
 	defer door.Done()
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
+	at := effect{door: door, run: run, what: what}
 	call := ctx
 	if send := wire.SendFrame(ctx); send != nil {
 		call = wire.WithFrames(ctx, send)
 	}
 	guest, err := run.Agent().Download(call, connect.NewRequest(&agentv1.DownloadRequest{Path: req.Msg.GetPath()}))
 	if err != nil {
-		return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
+		return s.outcome(ctx, at, err)
 	}
 	defer guest.Close()
 	for guest.Receive() {
@@ -72,7 +74,7 @@ func (s *Service) Download(ctx context.Context, req *connect.Request[holdpointv1
 		}
 	}
 	if err := guest.Err(); err != nil {
-		return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
+		return s.outcome(ctx, at, err)
 	}
 	// What left the machine is out of a restore's reach, and is listed there.
 	m, err := s.cfg.Catalog.ResolveMachine(ctx, req.Msg.GetMachine())
@@ -96,10 +98,11 @@ func (s *Service) Dial(ctx context.Context, stream *connect.BidiStream[holdpoint
 	defer door.Done()
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
+	at := effect{door: door, run: run, what: what}
 	guest := run.Agent().Dial(ctx)
 	if err := guest.Send(first.GetMessage()); err != nil {
 		_, err = guest.Receive()
-		return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
+		return s.outcome(ctx, at, err)
 	}
 	go func() {
 		for {
@@ -120,7 +123,7 @@ func (s *Service) Dial(ctx context.Context, stream *connect.BidiStream[holdpoint
 			return nil
 		}
 		if err != nil {
-			return s.outcome(ctx, effect{door: door, run: run, what: what}, err)
+			return s.outcome(ctx, at, err)
 		}
 		if err := stream.Send(&holdpointv1.GuestDialResponse{Message: message}); err != nil {
 			return err
