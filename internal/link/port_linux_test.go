@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestPort waits, reads, writes, times out and closes on a pipe, which gives
-// back what was written; a host that comes and goes needs a real port.
-func TestPort(t *testing.T) {
+// openFifo opens a pipe as if it were a port.
+func openFifo(t *testing.T) Port {
+	t.Helper()
 	name := filepath.Join(t.TempDir(), "port")
 	if err := unix.Mkfifo(name, 0o600); err != nil {
 		t.Fatal(err)
@@ -23,6 +23,13 @@ func TestPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p
+}
+
+// TestPort waits, reads, writes, times out and closes on a pipe, which gives
+// back what was written; a host that comes and goes needs a real port.
+func TestPort(t *testing.T) {
+	p := openFifo(t)
 	say := bytes.Repeat([]byte("0123456789abcdef"), 40_000) // more than a pipe holds
 	wrote := make(chan error, 1)
 	go func() { _, err := p.Write(say); wrote <- err }()
@@ -67,15 +74,7 @@ func TestPort(t *testing.T) {
 // TestPortWriterTellsReader has a writer wait for room: its polls may take what
 // the reader waits for, so the reader must be made to look.
 func TestPortWriterTellsReader(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "port")
-	if err := unix.Mkfifo(name, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	opened, err := OpenPort(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := opened.(*virtioPort)
+	p := openFifo(t).(*virtioPort)
 	wrote := make(chan error, 1)
 	go func() { _, err := p.Write(make([]byte, 1<<20)); wrote <- err }() // more than a pipe holds
 	bell := []unix.PollFd{{Fd: int32(p.read.bell), Events: unix.POLLIN}}
