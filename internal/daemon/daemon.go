@@ -148,9 +148,6 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	if err := settler.Settle(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.keeper.Sweep(ctx); err != nil { // what an earlier daemon had no time for
-		d.cfg.Log.Warn("sweep ended runs", "error", err)
-	}
 	d.tend(ctx)
 	steps.Release()
 	return d, nil

@@ -197,19 +197,13 @@ func (f *Fleet) Tidy(machineID string, keep ...string) {
 	}
 	old := slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(keep, filepath.Base(dir)) })
 	for i, dir := range old {
-		// A monitor whose run has ended is about to leave, and needs nothing.
-		record, err := monitor.ReadRecord(dir)
-		if over := err == nil && record.Phase == monitor.Exited; !over {
-			if alive, err := monitor.Alive(dir); err != nil || alive {
-				continue
-			}
+		if !ended(dir) { // a monitor whose run has ended is about to leave, and needs nothing
+			continue
 		}
 		f.remove(f.cfg.Home.RunSockets(filepath.Base(dir)))
 		if i >= keptRuns {
 			f.remove(dir)
-			continue
-		}
-		if ended(dir) { // recorded, or as good as: its monitor was killed, too
+		} else {
 			f.strip(dir)
 		}
 	}

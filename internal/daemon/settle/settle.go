@@ -138,7 +138,8 @@ func (s *Settler) endUnknown(ctx context.Context, machines []catalog.Machine) er
 }
 
 // removeUnknown removes files that no record tells of: what a crash left
-// between making a file and recording it.
+// between making a file and recording it. What ended runs left is removed, too:
+// an earlier daemon may have had no time for that.
 func (s *Settler) removeUnknown(ctx context.Context) error {
 	layers, err := s.cfg.Catalog.ListLayers(ctx)
 	if err != nil {
@@ -159,6 +160,6 @@ func (s *Settler) removeUnknown(ctx context.Context) error {
 			errs = append(errs, s.cfg.Files.Remove(path))
 		}
 	}
-	errs = append(errs, image.Sweep(ctx, s.cfg.Images), s.cfg.Capturer.Sweep(ctx))
+	errs = append(errs, image.Sweep(ctx, s.cfg.Images), s.cfg.Capturer.Sweep(ctx), s.cfg.Keeper.Sweep(ctx))
 	return errors.Join(errs...)
 }

@@ -76,8 +76,8 @@ func (s *Settler) ensureRunning(ctx context.Context, m catalog.Machine) error {
 // settleRun keeps a machine whose guest came up, and removes any other.
 func (s *Settler) settleRun(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
 	var detail machines.Detail
-	if err := json.Unmarshal(op.Detail, &detail); err != nil {
-		return nil, errdefs.New(errdefs.Storage, "settle run: read its detail: %w", err)
+	if err := read(op, &detail); err != nil {
+		return nil, err
 	}
 	m, err := s.cfg.Catalog.GetMachine(ctx, detail.MachineID)
 	if errdefs.Is(err, errdefs.NotFound) {
@@ -106,8 +106,8 @@ func (s *Settler) settleCheckpoint(ctx context.Context, w *operation.Work, op ca
 		return s.settleFull(ctx, w, op, full)
 	}
 	var detail capture.Detail
-	if err := json.Unmarshal(op.Detail, &detail); err != nil {
-		return nil, errdefs.New(errdefs.Storage, "settle checkpoint: read its detail: %w", err)
+	if err := read(op, &detail); err != nil {
+		return nil, err
 	}
 	m, open, err := s.shut(ctx, op, "checkpoint")
 	if err != nil {
