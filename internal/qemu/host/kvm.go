@@ -136,6 +136,7 @@ func (h *Host) bootKVM(ctx context.Context, caps Capabilities, kernel string) Ac
 	cmd.WaitDelay = time.Second
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
+	defer Bind(cmd)()
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()

@@ -4,9 +4,7 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/qmp"
@@ -101,7 +97,7 @@ func (h *Host) Probe(ctx context.Context) (Capabilities, error) {
 func ask(ctx context.Context, path string) (caps Capabilities, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	mine, theirs, err := socketPair()
+	mine, theirs, err := SocketPair()
 	if err != nil {
 		return Capabilities{}, err
 	}
@@ -109,6 +105,7 @@ func ask(ctx context.Context, path string) (caps Capabilities, err error) {
 		"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control")
 	var stderr strings.Builder
 	cmd.Stderr, cmd.ExtraFiles, cmd.WaitDelay = &stderr, []*os.File{theirs}, time.Second
+	defer Bind(cmd)()
 	err = cmd.Start()
 	_ = theirs.Close() // the child has its own
 	if err != nil {
@@ -186,21 +183,6 @@ func highestQ35(names []string) string {
 		}
 	}
 	return best
-}
-
-// socketPair returns our end as a connection and the other as a file.
-func socketPair() (*net.UnixConn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make socket pair: %w", err)
-	}
-	ours, theirs := os.NewFile(uintptr(fds[0]), "qmp"), os.NewFile(uintptr(fds[1]), "qmp")
-	conn, err := net.FileConn(ours)
-	_ = ours.Close() // conn is a duplicate
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("make socket pair: %w", err), theirs.Close())
-	}
-	return conn.(*net.UnixConn), theirs, nil
 }
 
 // LastLine is the last line that says something, without the program's name

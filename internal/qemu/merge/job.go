@@ -8,29 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
-
-// pair makes a connected pair of sockets, one end to be inherited.
-func pair() (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make sockets: %w", err)
-	}
-	theirs = os.NewFile(uintptr(fds[1]), "qmp")
-	file := os.NewFile(uintptr(fds[0]), "qmp")
-	defer file.Close() // FileConn has its own
-	conn, err := net.FileConn(file)
-	if err != nil {
-		return nil, nil, errors.Join(err, theirs.Close())
-	}
-	return conn.(*net.UnixConn), theirs, nil
-}
 
 // job commits everything from the layer upTo down to base, and lets QEMU quit.
 // QEMU reports the end of a block job by an event, whose error is empty on

@@ -120,7 +120,7 @@ func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk
 	if err != nil {
 		return err
 	}
-	ours, theirs, err := pair()
+	ours, theirs, err := host.SocketPair()
 	if err != nil {
 		return err
 	}
@@ -130,6 +130,7 @@ func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk
 		"-sandbox", host.Sandbox, "-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control", "-blockdev", string(node))
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = "/", &printed, &printed, exitPatience
+	defer host.Bind(cmd)()
 	if err := cmd.Start(); err != nil {
 		_ = theirs.Close()
 		return errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
