@@ -513,6 +513,19 @@ func TestDetached(t *testing.T) {
 	wantKind(t, err, errdefs.NotFound)
 }
 
+// TestDetachedWithoutInput starts a reader of nothing, whose starter leaves
+// without saying that nothing follows.
+func TestDetachedWithoutInput(t *testing.T) {
+	m := configured(t)
+	st := start(t, m, &agentv1.ExecStart{Argv: []string{"sh", "-c", "cat; echo end; exit 3"}, Detach: true, NoInput: true})
+	_, started := until(t, st, "end\n")
+	_ = st.CloseRequest()
+	_ = st.CloseResponse()
+	if r := finish(t, attach(t, m, started.GetCommandId(), false)); r.stdout != "end\n" || r.exit.GetCode() != 3 {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestDetachedKeepsTheEnd(t *testing.T) {
 	m := configured(t)
 	st := start(t, m, &agentv1.ExecStart{Argv: []string{"sh", "-c", "read x; head -c 5000000 /dev/zero; echo END; exit 4"}, Detach: true})

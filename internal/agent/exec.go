@@ -45,6 +45,9 @@ func (a *Agent) Exec(ctx context.Context, stream *execStream) error {
 		if err == nil {
 			owner = !c.Detached
 			out = c.Attach(true)
+			if first.GetStart().GetNoInput() {
+				c.CloseInput()
+			}
 		}
 	case first.GetAttach() != nil:
 		c, err = a.commands.Get(first.GetAttach().GetCommandId())

@@ -125,7 +125,7 @@ func TestExecRequests(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	got := asked[*holdpointv1.GuestExecRequest](t, f).GetMessage().GetStart()
-	want := &agentv1.ExecStart{Argv: []string{"echo", "-n"}, Env: []string{"A=1", "FROM_HERE=x y"}, Cwd: "/srv", User: "www:www", Tty: true}
+	want := &agentv1.ExecStart{Argv: []string{"echo", "-n"}, Env: []string{"A=1", "FROM_HERE=x y"}, Cwd: "/srv", User: "www:www", Tty: true, NoInput: true}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}

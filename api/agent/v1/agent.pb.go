@@ -659,7 +659,10 @@ type ExecStart struct {
 	Tty  bool        `protobuf:"varint,5,opt,name=tty,proto3" json:"tty,omitempty"`
 	Size *WindowSize `protobuf:"bytes,6,opt,name=size,proto3" json:"size,omitempty"`
 	// The command outlives the stream and can be attached to again by its id.
-	Detach        bool `protobuf:"varint,7,opt,name=detach,proto3" json:"detach,omitempty"`
+	Detach bool `protobuf:"varint,7,opt,name=detach,proto3" json:"detach,omitempty"`
+	// Its input is empty. An end of input that follows may be lost when the stream
+	// of a detached command is closed.
+	NoInput       bool `protobuf:"varint,8,opt,name=no_input,json=noInput,proto3" json:"no_input,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -739,6 +742,13 @@ func (x *ExecStart) GetSize() *WindowSize {
 func (x *ExecStart) GetDetach() bool {
 	if x != nil {
 		return x.Detach
+	}
+	return false
+}
+
+func (x *ExecStart) GetNoInput() bool {
+	if x != nil {
+		return x.NoInput
 	}
 	return false
 }
@@ -2125,7 +2135,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06signal\x18\x06 \x01(\x05H\x00R\x06signalB\t\n" +
 	"\amessage\"\n" +
 	"\n" +
-	"\bStdinEnd\"\xb5\x01\n" +
+	"\bStdinEnd\"\xd0\x01\n" +
 	"\tExecStart\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\tR\x03env\x12\x10\n" +
@@ -2133,7 +2143,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x12\x10\n" +
 	"\x03tty\x18\x05 \x01(\bR\x03tty\x122\n" +
 	"\x04size\x18\x06 \x01(\v2\x1e.holdpoint.agent.v1.WindowSizeR\x04size\x12\x16\n" +
-	"\x06detach\x18\a \x01(\bR\x06detach\"~\n" +
+	"\x06detach\x18\a \x01(\bR\x06detach\x12\x19\n" +
+	"\bno_input\x18\b \x01(\bR\anoInput\"~\n" +
 	"\n" +
 	"ExecAttach\x12\x1d\n" +
 	"\n" +

@@ -112,8 +112,14 @@ func (e *Exec) daemonEnded(id string) error {
 // errLeft ends the stream of a command that is to go on.
 var errLeft = errors.New("left")
 
+// noInput reports whether the command starts with nothing to read.
+func (e *Exec) noInput() bool { return e.Stdin == nil && e.Attach == nil && !e.KeepInput }
+
 func (e *Exec) first() *holdpointv1.GuestExecRequest {
 	message := &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Start{Start: e.Start}}
+	if e.noInput() {
+		e.Start.NoInput = true
+	}
 	if e.Attach != nil {
 		message = &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Attach{Attach: e.Attach}}
 	}
@@ -139,10 +145,10 @@ func (r *running) begin() {
 	if r.exec.Signals != nil {
 		r.workers.Go(r.passSignals)
 	}
+	if r.exec.noInput() {
+		_ = r.post(stdinEnd()) // for guests with an older agent; a broken stream says why in receive
+	}
 	if r.exec.Stdin == nil {
-		if r.exec.Attach == nil && !r.exec.KeepInput {
-			_ = r.post(stdinEnd()) // a broken stream says why in receive
-		}
 		return
 	}
 	r.input = terminal.NewInput(r.exec.Stdin)
