@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -19,8 +20,14 @@ import (
 // The sessions. Each runs in a home of its own; what it started is ended even
 // when it failed.
 func TestScripts(t *testing.T) {
-	testscript.Run(t, params("testdata", setup))
+	p := params("testdata", setup)
+	p.Deadline = time.Now().Add(patience)
+	testscript.Run(t, p)
 }
+
+// patience is for all sessions: one that hangs is ended and tells where, with
+// time left for the tests that follow.
+const patience = 6 * time.Minute
 
 func params(dir string, setup func(*testscript.Env) error) testscript.Params {
 	return testscript.Params{
