@@ -99,6 +99,32 @@ func OverlayArgs(l Layer) (any, error) {
 	return newNode(l, true, json.RawMessage("null"))
 }
 
+// MergedArgs are the arguments of blockdev-add for a sealed layer over a layer
+// that is there already.
+func MergedArgs(l Layer, belowID string) (any, error) {
+	below, err := json.Marshal(NodeName(belowID))
+	if err != nil {
+		return nil, err
+	}
+	return newNode(l, false, below)
+}
+
+// ReopenArgs are the arguments of blockdev-reopen that put a layer's node on
+// another one, which is there already. All else stays as it was made; QEMU wants
+// it repeated.
+func ReopenArgs(l Layer, writable bool, belowID string) (any, error) {
+	n, err := newNode(l, writable, nil)
+	if err != nil {
+		return nil, err
+	}
+	type reopened struct {
+		*node
+		File    string `json:"file"`
+		Backing string `json:"backing"`
+	}
+	return map[string]any{"options": []reopened{{n, FileNodeName(l.ID), NodeName(belowID)}}}, nil
+}
+
 func newNode(l Layer, writable bool, below json.RawMessage) (*node, error) {
 	if !filepath.IsAbs(l.Path) {
 		return nil, errdefs.New(errdefs.Invalid, "layer %s: path %q is not absolute", l.ID, l.Path)

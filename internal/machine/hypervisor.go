@@ -115,6 +115,12 @@ type Run interface {
 	// the disk; the old top is opened read-only from then on. The run must be
 	// paused. On error the old top is still the writable one.
 	SwitchDisk(ctx context.Context, top Layer) error
+	// ReplaceLayers puts merged, which is opened read-only, in the place of
+	// the layers chain[from:to] of the disk's whole chain, lowest first: sealed
+	// ones, neither the lowest nor the top, which show the same over what is
+	// below them. The run may be running. On error the disk rests on the one or
+	// the other, and it may be repeated for the same layers or more.
+	ReplaceLayers(ctx context.Context, chain []Layer, from, to int, merged Layer) error
 	// Memory looks into the guest's memory. UNSUPPORTED, with the reason, where
 	// the host does not allow it; nothing was changed then. One at a time.
 	Memory(ctx context.Context) (Memory, error)
@@ -136,6 +142,16 @@ type Run interface {
 	// Close lets go of the run without ending it, so that another process
 	// can adopt it. Not needed after exit.
 	Close() error
+}
+
+// Ended reports whether the run's exit is proven.
+func Ended(r Run) bool {
+	select {
+	case <-r.Exited():
+		return true
+	default:
+		return false
+	}
 }
 
 // Memory is the guest's memory as seen from outside, and which pages of it

@@ -3,6 +3,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/blocks"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qemu/process"
 	"github.com/holdpoint/holdpoint/internal/qmp"
@@ -26,10 +28,12 @@ import (
 // goroutines, one that waits for the exit and one that keeps the logs small;
 // both end with the exit or with Close.
 type run struct {
-	log    *slog.Logger
-	cfg    machine.RunConfig
-	proc   *process.Process
-	host   *host.Host
+	log  *slog.Logger
+	cfg  machine.RunConfig
+	proc *process.Process
+	host *host.Host
+	// disk is changed by whoever holds changing.
+	disk   *blocks.Disk
 	exited chan struct{}
 	// life ends with the exit or Close, by stop; tasks are over then too.
 	life  context.Context
@@ -44,8 +48,6 @@ type run struct {
 	killed bool
 	closed bool
 	exit   machine.Exit
-	// size is the root disk's in bytes; 0 until QEMU was asked.
-	size int64
 }
 
 func newRun(q *QEMU, cfg machine.RunConfig, p *process.Process, client *qmp.Client) *run {
@@ -56,6 +58,7 @@ func newRun(q *QEMU, cfg machine.RunConfig, p *process.Process, client *qmp.Clie
 		changing: make(chan struct{}, 1), dialing: make(chan struct{}, 1),
 		client: client,
 	}
+	r.disk = &blocks.Disk{RunID: cfg.RunID, Execute: r.execute}
 	r.tasks.Go(r.watch)
 	r.tasks.Go(func() { r.keepLogs(life) })
 	return r
@@ -128,6 +131,40 @@ func (r *run) Running(ctx context.Context) (bool, error) {
 	var status struct{ Running bool }
 	err := r.execute(ctx, "look at", "query-status", nil, &status)
 	return status.Running, err
+}
+
+// SwitchDisk is that of machine.Run. Switching to the layer that already is the
+// top changes nothing. The caller syncs the old top's file before it pauses,
+// for QEMU flushes it here, inside the window. OUTCOME_UNKNOWN when QEMU did not
+// say in time which layer is the top.
+func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
+	const verb = "switch disk of"
+	release, err := r.enter(ctx, verb)
+	if err != nil {
+		return err
+	}
+	defer release()
+	running, err := r.Running(ctx)
+	if err != nil {
+		return err
+	}
+	if running {
+		return errdefs.New(errdefs.WrongState, "%s run %s: it is running; pause it first", verb, r.cfg.RunID)
+	}
+	if err = r.disk.Switch(ctx, top); err != nil {
+		return cmp.Or(r.usable(verb), err)
+	}
+	return nil
+}
+
+// ReplaceLayers is that of machine.Run.
+func (r *run) ReplaceLayers(ctx context.Context, chain []machine.Layer, from, to int, merged machine.Layer) error {
+	release, err := r.enter(ctx, "replace layers of")
+	if err != nil {
+		return err
+	}
+	defer release()
+	return r.disk.Replace(ctx, chain, from, to, merged)
 }
 
 // DialLink is that of machine.Run. QEMU accepts the next connection when the

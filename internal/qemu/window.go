@@ -11,6 +11,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/qemu/blocks"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -110,7 +111,7 @@ func (o *window) prepareSwitch(ctx context.Context) error {
 	if o.Top == nil {
 		return nil
 	}
-	old, err := o.r.prepareTop(ctx, windowVerb, *o.Top)
+	old, err := o.r.disk.Prepare(ctx, windowVerb, *o.Top)
 	if err != nil || old == "" {
 		return err
 	}
@@ -216,7 +217,7 @@ func (o *window) await(ctx context.Context, batch *qmp.Batch, i int, last time.T
 
 // resumeNow asks QEMU to let the vCPUs go and does not wait for an answer.
 func (o *window) resumeNow() {
-	_ = o.r.aside(context.Background(), func(ctx context.Context) error {
+	_ = blocks.Aside(context.Background(), func(ctx context.Context) error {
 		client, err := o.r.connected(ctx, windowVerb)
 		if err != nil {
 			return err
@@ -273,7 +274,7 @@ func graceFor(ctx context.Context) (context.Context, context.CancelFunc) {
 // settle takes back what was added for the window and is of no more use.
 func (o *window) settle() {
 	r := o.r
-	_ = r.aside(context.Background(), func(ctx context.Context) error {
+	_ = blocks.Aside(context.Background(), func(ctx context.Context) error {
 		client, err := r.connected(ctx, windowVerb)
 		if err == nil {
 			dropState(ctx, client)
@@ -281,7 +282,7 @@ func (o *window) settle() {
 		return err
 	})
 	if o.top != "" && !o.switched {
-		if err := r.settle(context.Background(), *o.Top, errNotSwitched); err != nil && !errors.Is(err, errNotSwitched) {
+		if err := r.disk.Settle(context.Background(), *o.Top, errNotSwitched); r.usable(windowVerb) == nil && err != nil && !errors.Is(err, errNotSwitched) {
 			r.log.Warn("disk after a failed window", "error", err)
 		}
 	}

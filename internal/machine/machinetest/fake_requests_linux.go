@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakememory"
 )
 
@@ -18,7 +19,7 @@ type request struct {
 	Op string
 	// Window says that it is a step of a window.
 	Window bool
-	// Layer is that of "switch".
+	// Layer is that of "switch" and "replace".
 	Layer machine.Layer
 	// Paths are those of "tmpfs".
 	Paths []string
@@ -116,6 +117,8 @@ func (m *fakeMachine) act(req request) (a answer, err error) {
 		err = m.resume()
 	case "switch":
 		err = m.switchDisk(req.Layer)
+	case "replace":
+		err = fakedisk.Check(req.Layer.Path)
 	case "devices":
 		a.Data, err = m.devices()
 	case "tmpfs":

@@ -113,6 +113,16 @@ func (r *fakeRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	return err
 }
 
+// ReplaceLayers checks what a real one would; the machine has read its layers
+// when it began.
+func (r *fakeRun) ReplaceLayers(ctx context.Context, chain []machine.Layer, from, to int, merged machine.Layer) error {
+	if from < 1 || to <= from || to >= len(chain) {
+		return errdefs.New(errdefs.Invalid, "replace layers %d to %d of %d", from, to, len(chain))
+	}
+	_, err := r.call(ctx, request{Op: "replace", Layer: merged})
+	return err
+}
+
 func (r *fakeRun) DialLink(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", linkSocket(r.cfg))

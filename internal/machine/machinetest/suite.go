@@ -45,6 +45,7 @@ func Suite(t *testing.T, fx Fixture) {
 		"link, one after another":             (*suite).linkOneAfterAnother,
 		"switch disk":                         (*suite).switchDisk,
 		"failed switch leaves the top":        (*suite).failedSwitch,
+		"replace layers":                      (*suite).replaceLayers,
 		"kill":                                (*suite).kill,
 		"killed from outside":                 (*suite).killedFromOutside,
 		"launch error leaves nothing":         (*suite).launchErrorLeavesNothing,
@@ -179,43 +180,6 @@ func (s *suite) linkOneAfterAnother() {
 	s.wantRunning(r, true)
 }
 
-func (s *suite) switchDisk() {
-	r := s.launch(s.Config(s.t))
-	s.must(r.SwitchDisk(s.ctx, s.Overlay(s.t))) // before it ever ran
-	s.must(r.Resume(s.ctx))
-	next := s.Overlay(s.t)
-	s.wantKind("switch while running", r.SwitchDisk(s.ctx, next), errdefs.WrongState)
-	s.wantRunning(r, true)
-	for range 3 {
-		s.must(r.Pause(s.ctx))
-		s.must(r.SwitchDisk(s.ctx, next))
-		s.wantRunning(r, false)
-		s.must(r.Resume(s.ctx))
-		s.wantRunning(r, true)
-		next = s.Overlay(s.t)
-	}
-}
-
-func (s *suite) failedSwitch() {
-	r := s.launch(s.Config(s.t))
-	good := s.Overlay(s.t)
-	missing := machine.Layer{ID: good.ID, Path: good.Path + ".missing", Format: good.Format}
-	junk := machine.Layer{ID: good.ID, Path: good.Path + ".junk", Format: good.Format}
-	s.must(os.WriteFile(junk.Path, []byte(strings.Repeat("junk", 1000)), 0o600))
-	for what, l := range map[string]machine.Layer{"missing": missing, "junk": junk} {
-		if err := r.SwitchDisk(s.ctx, l); err == nil {
-			s.t.Errorf("switch to a %s layer worked", what)
-		}
-	}
-	ctx, cancel := context.WithCancel(s.ctx)
-	cancel()
-	s.wantKind("switch, cancelled", r.SwitchDisk(ctx, good), errdefs.Interrupted)
-	s.must(r.Resume(s.ctx))
-	s.must(r.Pause(s.ctx))
-	s.must(r.SwitchDisk(s.ctx, good)) // under the same id
-	s.must(r.Resume(s.ctx))
-}
-
 func (s *suite) kill() {
 	r := s.launch(s.Config(s.t))
 	s.must(r.Resume(s.ctx))
@@ -234,6 +198,7 @@ func (s *suite) afterExit(r machine.Run) {
 	for what, err := range map[string]error{
 		"pause": r.Pause(s.ctx), "resume": r.Resume(s.ctx), "running": running, "dial": dial,
 		"switch": r.SwitchDisk(s.ctx, s.Overlay(s.t)), "kill": r.Kill(s.ctx),
+		"replace": r.ReplaceLayers(s.ctx, []machine.Layer{s.Overlay(s.t), s.Overlay(s.t), s.Overlay(s.t)}, 1, 2, s.Overlay(s.t)),
 	} {
 		s.wantKind(what+" after exit", err, errdefs.WrongState)
 	}

@@ -232,6 +232,15 @@ func (r *doubleRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	return err
 }
 
+func (r *doubleRun) ReplaceLayers(ctx context.Context, _ []machine.Layer, _, _ int, merged machine.Layer) error {
+	if has(r.cfg.Dir, "die-before-replace") {
+		_ = os.Remove(filepath.Join(r.cfg.Dir, "die-before-replace"))
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	_, err := r.call(ctx, "replace", merged.ID)
+	return err
+}
+
 func (r *doubleRun) DialLink(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "unix", filepath.Join(r.cfg.SocketDir, "link.sock"))
@@ -352,6 +361,10 @@ func (g *guest) obey(words []string) string {
 		}
 		if !slices.Contains(g.disk, words[1]) {
 			g.disk = append(g.disk, words[1])
+		}
+	case "replace":
+		if has(g.cfg.Dir, "replace-fails") {
+			return "error the replacement does not work"
 		}
 	case "reset", "panic", "poweroff":
 		g.exit(map[string]machine.ExitReason{"reset": machine.GuestReset, "panic": machine.GuestPanic, "poweroff": machine.GuestShutdown}[words[0]])

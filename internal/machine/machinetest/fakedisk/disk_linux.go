@@ -278,6 +278,26 @@ func (d *Disk) Sync() error {
 	return nil
 }
 
+// Merge makes a layer at path, complete or not at all, of layers that lie on
+// each other, lowest first.
+func Merge(path string, layers ...string) error {
+	tmp := path + ".tmp"
+	if err := Create(tmp, 0); err != nil {
+		return err
+	}
+	defer os.Remove(tmp) // a rename has taken it away
+	for _, layer := range layers {
+		payloads, _, err := readLayer(layer, false)
+		for _, payload := range payloads {
+			err = errors.Join(err, appendRecord(tmp, payload))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return os.Rename(tmp, path)
+}
+
 func appendRecord(path string, payload []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {

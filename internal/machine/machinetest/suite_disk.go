@@ -1,0 +1,81 @@
+package machinetest
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
+)
+
+func (s *suite) switchDisk() {
+	r := s.launch(s.Config(s.t))
+	s.must(r.SwitchDisk(s.ctx, s.Overlay(s.t))) // before it ever ran
+	s.must(r.Resume(s.ctx))
+	next := s.Overlay(s.t)
+	s.wantKind("switch while running", r.SwitchDisk(s.ctx, next), errdefs.WrongState)
+	s.wantRunning(r, true)
+	for range 3 {
+		s.must(r.Pause(s.ctx))
+		s.must(r.SwitchDisk(s.ctx, next))
+		s.wantRunning(r, false)
+		s.must(r.Resume(s.ctx))
+		s.wantRunning(r, true)
+		next = s.Overlay(s.t)
+	}
+}
+
+func (s *suite) failedSwitch() {
+	r := s.launch(s.Config(s.t))
+	good := s.Overlay(s.t)
+	missing := machine.Layer{ID: good.ID, Path: good.Path + ".missing", Format: good.Format}
+	junk := machine.Layer{ID: good.ID, Path: good.Path + ".junk", Format: good.Format}
+	s.must(os.WriteFile(junk.Path, []byte(strings.Repeat("junk", 1000)), 0o600))
+	for what, l := range map[string]machine.Layer{"missing": missing, "junk": junk} {
+		if err := r.SwitchDisk(s.ctx, l); err == nil {
+			s.t.Errorf("switch to a %s layer worked", what)
+		}
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	s.wantKind("switch, cancelled", r.SwitchDisk(ctx, good), errdefs.Interrupted)
+	s.must(r.Resume(s.ctx))
+	s.must(r.Pause(s.ctx))
+	s.must(r.SwitchDisk(s.ctx, good)) // under the same id
+	s.must(r.Resume(s.ctx))
+}
+
+func (s *suite) replaceLayers() {
+	cfg := s.Config(s.t)
+	r := s.launch(cfg)
+	s.must(r.Resume(s.ctx))
+	chain := slices.Clone(cfg.Disk)
+	grow := func() {
+		top := s.Overlay(s.t)
+		s.must(r.Pause(s.ctx))
+		s.must(r.SwitchDisk(s.ctx, top))
+		s.must(r.Resume(s.ctx))
+		chain = append(chain, top)
+	}
+	for range 4 {
+		grow()
+	}
+	for _, part := range [][2]int{{2, 3}, {3, 5}, {1, 4}} { // in the middle, up to the top, all
+		from, to, merged := part[0], part[1], s.Overlay(s.t)
+		s.must(r.ReplaceLayers(s.ctx, chain, from, to, merged))
+		s.must(r.ReplaceLayers(s.ctx, chain, from, to, merged)) // changes nothing
+		s.wantRunning(r, true)
+		chain = slices.Replace(slices.Clone(chain), from, to, merged)
+		grow()
+	}
+	missing := machine.Layer{ID: "gone", Path: chain[1].Path + ".missing", Format: "qcow2"}
+	if err := r.ReplaceLayers(s.ctx, chain, 1, 2, missing); err == nil {
+		s.t.Error("a layer was replaced by a missing one")
+	}
+	s.wantKind("replace the image", r.ReplaceLayers(s.ctx, chain, 0, 1, s.Overlay(s.t)), errdefs.Invalid)
+	s.wantKind("replace the top", r.ReplaceLayers(s.ctx, chain, 1, len(chain), s.Overlay(s.t)), errdefs.Invalid)
+	s.must(r.ReplaceLayers(s.ctx, chain, 1, len(chain)-1, s.Overlay(s.t)))
+	grow()
+}
