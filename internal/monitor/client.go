@@ -265,6 +265,15 @@ func (c *Client) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	return c.decode(ctx, err)
 }
 
+// ReplaceLayers puts the qcow2 layer merged, which exists, in the place of the
+// sealed layers from the first to the last one named. It may be repeated after
+// ErrGone.
+func (c *Client) ReplaceLayers(ctx context.Context, firstID, lastID string, merged machine.Layer) error {
+	req := &monitorv1.ReplaceLayersRequest{FirstId: firstID, LastId: lastID, LayerId: merged.ID, Path: merged.Path}
+	_, err := c.monitor.ReplaceLayers(ctx, connect.NewRequest(req))
+	return c.decode(ctx, err)
+}
+
 // Shutdown asks the guest to stop and waits up to timeout for the end of the
 // run. DEADLINE means that the guest did not, and goes on.
 func (c *Client) Shutdown(ctx context.Context, timeout time.Duration) (*monitorv1.Exit, error) {

@@ -786,6 +786,113 @@ func (*SwitchDiskResponse) Descriptor() ([]byte, []int) {
 	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{12}
 }
 
+type ReplaceLayersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ids of the lowest and the highest of the layers that are replaced, both
+	// above the lowest and below the top of the disk.
+	FirstId string `protobuf:"bytes,1,opt,name=first_id,json=firstId,proto3" json:"first_id,omitempty"`
+	LastId  string `protobuf:"bytes,2,opt,name=last_id,json=lastId,proto3" json:"last_id,omitempty"`
+	// The merged layer, qcow2.
+	LayerId       string `protobuf:"bytes,3,opt,name=layer_id,json=layerId,proto3" json:"layer_id,omitempty"`
+	Path          string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceLayersRequest) Reset() {
+	*x = ReplaceLayersRequest{}
+	mi := &file_monitor_v1_monitor_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceLayersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceLayersRequest) ProtoMessage() {}
+
+func (x *ReplaceLayersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_monitor_v1_monitor_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceLayersRequest.ProtoReflect.Descriptor instead.
+func (*ReplaceLayersRequest) Descriptor() ([]byte, []int) {
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReplaceLayersRequest) GetFirstId() string {
+	if x != nil {
+		return x.FirstId
+	}
+	return ""
+}
+
+func (x *ReplaceLayersRequest) GetLastId() string {
+	if x != nil {
+		return x.LastId
+	}
+	return ""
+}
+
+func (x *ReplaceLayersRequest) GetLayerId() string {
+	if x != nil {
+		return x.LayerId
+	}
+	return ""
+}
+
+func (x *ReplaceLayersRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+type ReplaceLayersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceLayersResponse) Reset() {
+	*x = ReplaceLayersResponse{}
+	mi := &file_monitor_v1_monitor_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceLayersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceLayersResponse) ProtoMessage() {}
+
+func (x *ReplaceLayersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_monitor_v1_monitor_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceLayersResponse.ProtoReflect.Descriptor instead.
+func (*ReplaceLayersResponse) Descriptor() ([]byte, []int) {
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{14}
+}
+
 type CaptureRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the checkpoint that is to be; it names the capture.
@@ -809,7 +916,7 @@ type CaptureRequest struct {
 
 func (x *CaptureRequest) Reset() {
 	*x = CaptureRequest{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[13]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +928,7 @@ func (x *CaptureRequest) String() string {
 func (*CaptureRequest) ProtoMessage() {}
 
 func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[13]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +941,7 @@ func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
 func (*CaptureRequest) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{13}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CaptureRequest) GetCheckpointId() string {
@@ -904,7 +1011,7 @@ type CaptureResponse struct {
 
 func (x *CaptureResponse) Reset() {
 	*x = CaptureResponse{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[14]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1023,7 @@ func (x *CaptureResponse) String() string {
 func (*CaptureResponse) ProtoMessage() {}
 
 func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[14]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1036,7 @@ func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
 func (*CaptureResponse) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{14}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CaptureResponse) GetChangedPages() int64 {
@@ -997,7 +1104,7 @@ type CapturePhases struct {
 
 func (x *CapturePhases) Reset() {
 	*x = CapturePhases{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[15]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1116,7 @@ func (x *CapturePhases) String() string {
 func (*CapturePhases) ProtoMessage() {}
 
 func (x *CapturePhases) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[15]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1129,7 @@ func (x *CapturePhases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapturePhases.ProtoReflect.Descriptor instead.
 func (*CapturePhases) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{15}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CapturePhases) GetPrecopy() int64 {
@@ -1114,7 +1221,7 @@ type SettleCaptureRequest struct {
 
 func (x *SettleCaptureRequest) Reset() {
 	*x = SettleCaptureRequest{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[16]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1233,7 @@ func (x *SettleCaptureRequest) String() string {
 func (*SettleCaptureRequest) ProtoMessage() {}
 
 func (x *SettleCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[16]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1246,7 @@ func (x *SettleCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleCaptureRequest.ProtoReflect.Descriptor instead.
 func (*SettleCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{16}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SettleCaptureRequest) GetCheckpointId() string {
@@ -1171,7 +1278,7 @@ type SettleCaptureResponse struct {
 
 func (x *SettleCaptureResponse) Reset() {
 	*x = SettleCaptureResponse{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[17]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1290,7 @@ func (x *SettleCaptureResponse) String() string {
 func (*SettleCaptureResponse) ProtoMessage() {}
 
 func (x *SettleCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[17]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1303,7 @@ func (x *SettleCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleCaptureResponse.ProtoReflect.Descriptor instead.
 func (*SettleCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{17}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{19}
 }
 
 type ActivateRequest struct {
@@ -1218,7 +1325,7 @@ type ActivateRequest struct {
 
 func (x *ActivateRequest) Reset() {
 	*x = ActivateRequest{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[18]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1337,7 @@ func (x *ActivateRequest) String() string {
 func (*ActivateRequest) ProtoMessage() {}
 
 func (x *ActivateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[18]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1350,7 @@ func (x *ActivateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivateRequest.ProtoReflect.Descriptor instead.
 func (*ActivateRequest) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{18}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ActivateRequest) GetMachineId() string {
@@ -1317,7 +1424,7 @@ type ActivateResponse struct {
 
 func (x *ActivateResponse) Reset() {
 	*x = ActivateResponse{}
-	mi := &file_monitor_v1_monitor_proto_msgTypes[19]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1436,7 @@ func (x *ActivateResponse) String() string {
 func (*ActivateResponse) ProtoMessage() {}
 
 func (x *ActivateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_monitor_v1_monitor_proto_msgTypes[19]
+	mi := &file_monitor_v1_monitor_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1449,7 @@ func (x *ActivateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivateResponse.ProtoReflect.Descriptor instead.
 func (*ActivateResponse) Descriptor() ([]byte, []int) {
-	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{19}
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{21}
 }
 
 var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
@@ -1392,7 +1499,13 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x11SwitchDiskRequest\x12\x19\n" +
 	"\blayer_id\x18\x01 \x01(\tR\alayerId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\"\x14\n" +
-	"\x12SwitchDiskResponse\"\xe8\x01\n" +
+	"\x12SwitchDiskResponse\"y\n" +
+	"\x14ReplaceLayersRequest\x12\x19\n" +
+	"\bfirst_id\x18\x01 \x01(\tR\afirstId\x12\x17\n" +
+	"\alast_id\x18\x02 \x01(\tR\x06lastId\x12\x19\n" +
+	"\blayer_id\x18\x03 \x01(\tR\alayerId\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\"\x17\n" +
+	"\x15ReplaceLayersResponse\"\xe8\x01\n" +
 	"\x0eCaptureRequest\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1b\n" +
 	"\tparent_id\x18\x02 \x01(\tR\bparentId\x12\x19\n" +
@@ -1446,7 +1559,7 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\rPHASE_RUNNING\x10\x02\x12\x10\n" +
 	"\fPHASE_WINDOW\x10\x03\x12\x15\n" +
 	"\x11PHASE_USER_PAUSED\x10\x04\x12\x10\n" +
-	"\fPHASE_EXITED\x10\x052\x8a\a\n" +
+	"\fPHASE_EXITED\x10\x052\xf4\a\n" +
 	"\x0eMonitorService\x12S\n" +
 	"\x06Status\x12#.holdpoint.monitor.v1.StatusRequest\x1a$.holdpoint.monitor.v1.StatusResponse\x12T\n" +
 	"\x05Watch\x12#.holdpoint.monitor.v1.StatusRequest\x1a$.holdpoint.monitor.v1.StatusResponse0\x01\x12P\n" +
@@ -1455,7 +1568,8 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\bShutdown\x12%.holdpoint.monitor.v1.ShutdownRequest\x1a&.holdpoint.monitor.v1.ShutdownResponse\x12M\n" +
 	"\x04Kill\x12!.holdpoint.monitor.v1.KillRequest\x1a\".holdpoint.monitor.v1.KillResponse\x12_\n" +
 	"\n" +
-	"SwitchDisk\x12'.holdpoint.monitor.v1.SwitchDiskRequest\x1a(.holdpoint.monitor.v1.SwitchDiskResponse\x12V\n" +
+	"SwitchDisk\x12'.holdpoint.monitor.v1.SwitchDiskRequest\x1a(.holdpoint.monitor.v1.SwitchDiskResponse\x12h\n" +
+	"\rReplaceLayers\x12*.holdpoint.monitor.v1.ReplaceLayersRequest\x1a+.holdpoint.monitor.v1.ReplaceLayersResponse\x12V\n" +
 	"\aCapture\x12$.holdpoint.monitor.v1.CaptureRequest\x1a%.holdpoint.monitor.v1.CaptureResponse\x12h\n" +
 	"\rSettleCapture\x12*.holdpoint.monitor.v1.SettleCaptureRequest\x1a+.holdpoint.monitor.v1.SettleCaptureResponse\x12Y\n" +
 	"\bActivate\x12%.holdpoint.monitor.v1.ActivateRequest\x1a&.holdpoint.monitor.v1.ActivateResponseB9Z7github.com/holdpoint/holdpoint/api/monitor/v1;monitorv1b\x06proto3"
@@ -1473,7 +1587,7 @@ func file_monitor_v1_monitor_proto_rawDescGZIP() []byte {
 }
 
 var file_monitor_v1_monitor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_monitor_v1_monitor_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_monitor_v1_monitor_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_monitor_v1_monitor_proto_goTypes = []any{
 	(Phase)(0),                    // 0: holdpoint.monitor.v1.Phase
 	(*StatusRequest)(nil),         // 1: holdpoint.monitor.v1.StatusRequest
@@ -1489,20 +1603,22 @@ var file_monitor_v1_monitor_proto_goTypes = []any{
 	(*KillResponse)(nil),          // 11: holdpoint.monitor.v1.KillResponse
 	(*SwitchDiskRequest)(nil),     // 12: holdpoint.monitor.v1.SwitchDiskRequest
 	(*SwitchDiskResponse)(nil),    // 13: holdpoint.monitor.v1.SwitchDiskResponse
-	(*CaptureRequest)(nil),        // 14: holdpoint.monitor.v1.CaptureRequest
-	(*CaptureResponse)(nil),       // 15: holdpoint.monitor.v1.CaptureResponse
-	(*CapturePhases)(nil),         // 16: holdpoint.monitor.v1.CapturePhases
-	(*SettleCaptureRequest)(nil),  // 17: holdpoint.monitor.v1.SettleCaptureRequest
-	(*SettleCaptureResponse)(nil), // 18: holdpoint.monitor.v1.SettleCaptureResponse
-	(*ActivateRequest)(nil),       // 19: holdpoint.monitor.v1.ActivateRequest
-	(*ActivateResponse)(nil),      // 20: holdpoint.monitor.v1.ActivateResponse
+	(*ReplaceLayersRequest)(nil),  // 14: holdpoint.monitor.v1.ReplaceLayersRequest
+	(*ReplaceLayersResponse)(nil), // 15: holdpoint.monitor.v1.ReplaceLayersResponse
+	(*CaptureRequest)(nil),        // 16: holdpoint.monitor.v1.CaptureRequest
+	(*CaptureResponse)(nil),       // 17: holdpoint.monitor.v1.CaptureResponse
+	(*CapturePhases)(nil),         // 18: holdpoint.monitor.v1.CapturePhases
+	(*SettleCaptureRequest)(nil),  // 19: holdpoint.monitor.v1.SettleCaptureRequest
+	(*SettleCaptureResponse)(nil), // 20: holdpoint.monitor.v1.SettleCaptureResponse
+	(*ActivateRequest)(nil),       // 21: holdpoint.monitor.v1.ActivateRequest
+	(*ActivateResponse)(nil),      // 22: holdpoint.monitor.v1.ActivateResponse
 }
 var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.monitor.v1.StatusResponse.phase:type_name -> holdpoint.monitor.v1.Phase
 	3,  // 1: holdpoint.monitor.v1.StatusResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	3,  // 2: holdpoint.monitor.v1.ShutdownResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	3,  // 3: holdpoint.monitor.v1.KillResponse.exit:type_name -> holdpoint.monitor.v1.Exit
-	16, // 4: holdpoint.monitor.v1.CaptureResponse.phases:type_name -> holdpoint.monitor.v1.CapturePhases
+	18, // 4: holdpoint.monitor.v1.CaptureResponse.phases:type_name -> holdpoint.monitor.v1.CapturePhases
 	1,  // 5: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
 	1,  // 6: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
 	4,  // 7: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
@@ -1510,21 +1626,23 @@ var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	8,  // 9: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
 	10, // 10: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
 	12, // 11: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
-	14, // 12: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
-	17, // 13: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
-	19, // 14: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
-	2,  // 15: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
-	2,  // 16: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
-	5,  // 17: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
-	7,  // 18: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
-	9,  // 19: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
-	11, // 20: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
-	13, // 21: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
-	15, // 22: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
-	18, // 23: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
-	20, // 24: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
-	15, // [15:25] is the sub-list for method output_type
-	5,  // [5:15] is the sub-list for method input_type
+	14, // 12: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
+	16, // 13: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
+	19, // 14: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
+	21, // 15: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
+	2,  // 16: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
+	2,  // 17: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
+	5,  // 18: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
+	7,  // 19: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
+	9,  // 20: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
+	11, // 21: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
+	13, // 22: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
+	15, // 23: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
+	17, // 24: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
+	20, // 25: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
+	22, // 26: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
+	16, // [16:27] is the sub-list for method output_type
+	5,  // [5:16] is the sub-list for method input_type
 	5,  // [5:5] is the sub-list for extension type_name
 	5,  // [5:5] is the sub-list for extension extendee
 	0,  // [0:5] is the sub-list for field type_name
@@ -1541,7 +1659,7 @@ func file_monitor_v1_monitor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_monitor_v1_monitor_proto_rawDesc), len(file_monitor_v1_monitor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/captures"
+	"github.com/holdpoint/holdpoint/internal/monitor/layers"
 )
 
 // launchTimeout bounds the start or adoption of the hypervisor's process. It
@@ -112,7 +113,7 @@ func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
 	m.run = run
 	m.mu.Unlock()
 	m.Log.Info("run adopted", "run", m.rec.RunID, "pid", m.rec.Process.PID, "phase", m.rec.Phase)
-	if err := m.settle(limited, run); err != nil && !hasEnded(run) {
+	if err := m.settle(limited, run); err != nil && !machine.Ended(run) {
 		return nil, errors.Join(err, run.Close())
 	}
 	return run, nil
@@ -166,7 +167,7 @@ func (m *supervisor) settle(ctx context.Context, run machine.Run) error {
 	case m.rec.Phase == monitor.UserPaused || m.rec.Phase == monitor.Held:
 		err = run.Pause(ctx)
 		if err == nil {
-			err = m.settleDisk(ctx, run)
+			err = layers.Settle(ctx, m, run, m.Log)
 		}
 	default:
 		err = run.Resume(ctx)
@@ -182,31 +183,6 @@ func (m *supervisor) settle(ctx context.Context, run machine.Run) error {
 			r.Phase, r.Switching = r.Resumed(), false // the last layer is in use, or empty
 		}
 	})
-}
-
-// settleDisk completes a switch of the disk that our predecessor recorded. If
-// it cannot be told, the chain stays recorded as it is: the last layer is
-// empty then, and booting from it is harmless.
-func (m *supervisor) settleDisk(ctx context.Context, run machine.Run) error {
-	if !m.rec.Switching {
-		return nil
-	}
-	top := m.rec.Disk[len(m.rec.Disk)-1]
-	if err := run.SwitchDisk(ctx, top); err != nil {
-		m.Log.Warn("the disk switch that was under way is not completed", "layer", top.ID, "error", err)
-		return nil
-	}
-	return m.record(func(r *monitor.Record) { r.Switching = false })
-}
-
-// hasEnded reports whether the exit of the run is proven.
-func hasEnded(run machine.Run) bool {
-	select {
-	case <-run.Exited():
-		return true
-	default:
-		return false
-	}
 }
 
 // reboot begins a new run of the same machine, with the chain as it is now.

@@ -196,7 +196,7 @@ func (m *supervisor) follow(ctx context.Context, run machine.Run) (ended bool) {
 	case <-run.Exited():
 		ended = true
 	case <-ctx.Done():
-		ended = hasEnded(run)
+		ended = machine.Ended(run)
 	}
 	if ended {
 		m.hearOut()

@@ -5,7 +5,6 @@ package process
 import (
 	"context"
 	"os"
-	"slices"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -15,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/layers"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -130,13 +130,13 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 			return err
 		}
 		err := run.Pause(ctx)
-		if err == nil || hasEnded(run) {
+		if err == nil || machine.Ended(run) {
 			return err
 		}
 		// Perhaps it is paused, and only the answer was lost.
 		ctx, cancel := undoing(ctx)
 		defer cancel()
-		if undo := run.Resume(ctx); undo != nil && !hasEnded(run) {
+		if undo := run.Resume(ctx); undo != nil && !machine.Ended(run) {
 			return errdefs.New(errdefs.OutcomeUnknown, "pause machine %s: %w, and resuming it again: %w; it may be running or paused: resume it", s.m.name(), err, undo)
 		}
 		if back := s.m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); back != nil {
@@ -170,13 +170,13 @@ func (m *supervisor) resume(ctx context.Context, run machine.Run) error {
 		}
 	}
 	err := run.Resume(ctx)
-	if err == nil || !still || hasEnded(run) {
+	if err == nil || !still || machine.Ended(run) {
 		return err
 	}
 	// Perhaps it runs, and only the answer was lost.
 	ctx, cancel := undoing(ctx)
 	defer cancel()
-	if undo := run.Pause(ctx); undo != nil && !hasEnded(run) {
+	if undo := run.Pause(ctx); undo != nil && !machine.Ended(run) {
 		return errdefs.New(errdefs.OutcomeUnknown, "resume machine %s: %w, and pausing it again: %w; it may be running or paused: resume it", m.name(), err, undo)
 	}
 	if back := m.record(func(r *monitor.Record) { r.Phase = was }); back != nil {
@@ -185,45 +185,20 @@ func (m *supervisor) resume(ctx context.Context, run machine.Run) error {
 	return err
 }
 
-// SwitchDisk records the new chain first: booting from it is right whether or
-// not the switch was made. Switching to what is the top already changes nothing.
+// SwitchDisk puts a new top on the disk of a paused run.
 func (s service) SwitchDisk(ctx context.Context, req *connect.Request[monitorv1.SwitchDiskRequest]) (*connect.Response[monitorv1.SwitchDiskResponse], error) {
 	top := machine.Layer{ID: req.Msg.GetLayerId(), Path: req.Msg.GetPath(), Format: "qcow2"}
-	err := s.m.change(ctx, "switch disk of", func(ctx context.Context, run machine.Run) error { return s.m.switchDisk(ctx, run, top) })
+	err := s.m.change(ctx, "switch disk of", func(ctx context.Context, run machine.Run) error { return layers.Switch(ctx, s.m, run, top) })
 	return connect.NewResponse(&monitorv1.SwitchDiskResponse{}), wire.Encode(err)
 }
 
-func (m *supervisor) switchDisk(ctx context.Context, run machine.Run, top machine.Layer) error {
-	m.mu.Lock()
-	old := m.rec.Clone()
-	m.mu.Unlock()
-	last := old.Disk[len(old.Disk)-1]
-	switch {
-	case last == top && !old.Switching:
-		return nil
-	case old.Switching && last != top:
-		return errdefs.New(errdefs.OutcomeUnknown, "switch disk of machine %s to layer %s: a switch to layer %s is not completed; repeat that one first", m.name(), top.ID, last.ID)
-	case last != top && slices.ContainsFunc(old.Disk, func(l machine.Layer) bool { return l.ID == top.ID || l.Path == top.Path }):
-		return errdefs.New(errdefs.Invalid, "switch disk of machine %s: layer %s is below its top already", m.name(), top.ID)
-	case old.Phase != monitor.UserPaused:
-		return errdefs.New(errdefs.WrongState, "switch disk of machine %s: it is %s; pause it first", m.name(), old.Phase)
-	}
-	if last != top {
-		err := m.record(func(r *monitor.Record) { r.Disk, r.Switching = append(r.Disk, top), true })
-		if err != nil {
-			return err
-		}
-	}
-	if err := run.SwitchDisk(ctx, top); err != nil {
-		if old.Switching || hasEnded(run) || ctx.Err() != nil || errdefs.Is(err, errdefs.OutcomeUnknown) {
-			return err // unknown: the longer chain stays, which is harmless
-		}
-		if back := m.record(func(r *monitor.Record) { r.Disk, r.Switching = old.Disk, false }); back != nil {
-			return back
-		}
-		return err
-	}
-	return m.record(func(r *monitor.Record) { r.Switching = false })
+// ReplaceLayers puts a merged layer in the place of several.
+func (s service) ReplaceLayers(ctx context.Context, req *connect.Request[monitorv1.ReplaceLayersRequest]) (*connect.Response[monitorv1.ReplaceLayersResponse], error) {
+	merged := machine.Layer{ID: req.Msg.GetLayerId(), Path: req.Msg.GetPath(), Format: "qcow2"}
+	err := s.m.change(ctx, "replace layers of", func(ctx context.Context, run machine.Run) error {
+		return layers.Replace(ctx, s.m, run, req.Msg.GetFirstId(), req.Msg.GetLastId(), merged)
+	})
+	return connect.NewResponse(&monitorv1.ReplaceLayersResponse{}), wire.Encode(err)
 }
 
 // Kill ends the run as a power cut would.

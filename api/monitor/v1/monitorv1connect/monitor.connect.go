@@ -52,6 +52,9 @@ const (
 	// MonitorServiceSwitchDiskProcedure is the fully-qualified name of the MonitorService's SwitchDisk
 	// RPC.
 	MonitorServiceSwitchDiskProcedure = "/holdpoint.monitor.v1.MonitorService/SwitchDisk"
+	// MonitorServiceReplaceLayersProcedure is the fully-qualified name of the MonitorService's
+	// ReplaceLayers RPC.
+	MonitorServiceReplaceLayersProcedure = "/holdpoint.monitor.v1.MonitorService/ReplaceLayers"
 	// MonitorServiceCaptureProcedure is the fully-qualified name of the MonitorService's Capture RPC.
 	MonitorServiceCaptureProcedure = "/holdpoint.monitor.v1.MonitorService/Capture"
 	// MonitorServiceSettleCaptureProcedure is the fully-qualified name of the MonitorService's
@@ -78,6 +81,10 @@ type MonitorServiceClient interface {
 	// SwitchDisk makes an overlay that exists already the writable top of the
 	// disk, and lets go of the old top for writing. The run must be paused.
 	SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error)
+	// ReplaceLayers puts a merged layer, which exists, in the place of several
+	// sealed ones of the disk that show the same. The run may be running. When it
+	// is done already it changes nothing.
+	ReplaceLayers(context.Context, *connect.Request[v1.ReplaceLayersRequest]) (*connect.Response[v1.ReplaceLayersResponse], error)
 	// Capture copies the guest's memory while it runs, opens a window, and takes
 	// in it the last changed pages, the state of CPUs and devices, and the disk.
 	// The files are in the folder asked for, not synced. Until SettleCapture has
@@ -148,6 +155,12 @@ func NewMonitorServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(monitorServiceMethods.ByName("SwitchDisk")),
 			connect.WithClientOptions(opts...),
 		),
+		replaceLayers: connect.NewClient[v1.ReplaceLayersRequest, v1.ReplaceLayersResponse](
+			httpClient,
+			baseURL+MonitorServiceReplaceLayersProcedure,
+			connect.WithSchema(monitorServiceMethods.ByName("ReplaceLayers")),
+			connect.WithClientOptions(opts...),
+		),
 		capture: connect.NewClient[v1.CaptureRequest, v1.CaptureResponse](
 			httpClient,
 			baseURL+MonitorServiceCaptureProcedure,
@@ -178,6 +191,7 @@ type monitorServiceClient struct {
 	shutdown      *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
 	kill          *connect.Client[v1.KillRequest, v1.KillResponse]
 	switchDisk    *connect.Client[v1.SwitchDiskRequest, v1.SwitchDiskResponse]
+	replaceLayers *connect.Client[v1.ReplaceLayersRequest, v1.ReplaceLayersResponse]
 	capture       *connect.Client[v1.CaptureRequest, v1.CaptureResponse]
 	settleCapture *connect.Client[v1.SettleCaptureRequest, v1.SettleCaptureResponse]
 	activate      *connect.Client[v1.ActivateRequest, v1.ActivateResponse]
@@ -218,6 +232,11 @@ func (c *monitorServiceClient) SwitchDisk(ctx context.Context, req *connect.Requ
 	return c.switchDisk.CallUnary(ctx, req)
 }
 
+// ReplaceLayers calls holdpoint.monitor.v1.MonitorService.ReplaceLayers.
+func (c *monitorServiceClient) ReplaceLayers(ctx context.Context, req *connect.Request[v1.ReplaceLayersRequest]) (*connect.Response[v1.ReplaceLayersResponse], error) {
+	return c.replaceLayers.CallUnary(ctx, req)
+}
+
 // Capture calls holdpoint.monitor.v1.MonitorService.Capture.
 func (c *monitorServiceClient) Capture(ctx context.Context, req *connect.Request[v1.CaptureRequest]) (*connect.Response[v1.CaptureResponse], error) {
 	return c.capture.CallUnary(ctx, req)
@@ -250,6 +269,10 @@ type MonitorServiceHandler interface {
 	// SwitchDisk makes an overlay that exists already the writable top of the
 	// disk, and lets go of the old top for writing. The run must be paused.
 	SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error)
+	// ReplaceLayers puts a merged layer, which exists, in the place of several
+	// sealed ones of the disk that show the same. The run may be running. When it
+	// is done already it changes nothing.
+	ReplaceLayers(context.Context, *connect.Request[v1.ReplaceLayersRequest]) (*connect.Response[v1.ReplaceLayersResponse], error)
 	// Capture copies the guest's memory while it runs, opens a window, and takes
 	// in it the last changed pages, the state of CPUs and devices, and the disk.
 	// The files are in the folder asked for, not synced. Until SettleCapture has
@@ -316,6 +339,12 @@ func NewMonitorServiceHandler(svc MonitorServiceHandler, opts ...connect.Handler
 		connect.WithSchema(monitorServiceMethods.ByName("SwitchDisk")),
 		connect.WithHandlerOptions(opts...),
 	)
+	monitorServiceReplaceLayersHandler := connect.NewUnaryHandler(
+		MonitorServiceReplaceLayersProcedure,
+		svc.ReplaceLayers,
+		connect.WithSchema(monitorServiceMethods.ByName("ReplaceLayers")),
+		connect.WithHandlerOptions(opts...),
+	)
 	monitorServiceCaptureHandler := connect.NewUnaryHandler(
 		MonitorServiceCaptureProcedure,
 		svc.Capture,
@@ -350,6 +379,8 @@ func NewMonitorServiceHandler(svc MonitorServiceHandler, opts ...connect.Handler
 			monitorServiceKillHandler.ServeHTTP(w, r)
 		case MonitorServiceSwitchDiskProcedure:
 			monitorServiceSwitchDiskHandler.ServeHTTP(w, r)
+		case MonitorServiceReplaceLayersProcedure:
+			monitorServiceReplaceLayersHandler.ServeHTTP(w, r)
 		case MonitorServiceCaptureProcedure:
 			monitorServiceCaptureHandler.ServeHTTP(w, r)
 		case MonitorServiceSettleCaptureProcedure:
@@ -391,6 +422,10 @@ func (UnimplementedMonitorServiceHandler) Kill(context.Context, *connect.Request
 
 func (UnimplementedMonitorServiceHandler) SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.SwitchDisk is not implemented"))
+}
+
+func (UnimplementedMonitorServiceHandler) ReplaceLayers(context.Context, *connect.Request[v1.ReplaceLayersRequest]) (*connect.Response[v1.ReplaceLayersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.ReplaceLayers is not implemented"))
 }
 
 func (UnimplementedMonitorServiceHandler) Capture(context.Context, *connect.Request[v1.CaptureRequest]) (*connect.Response[v1.CaptureResponse], error) {
