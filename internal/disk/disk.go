@@ -41,6 +41,18 @@ type Layer struct {
 	Format string
 }
 
+// Merge asks for one layer in the place of several.
+type Merge struct {
+	// Below are the layers below them, lowest first.
+	Below []Layer
+	// Layers are at least two, lowest first, all qcow2.
+	Layers []Layer
+	// Path is the new layer's file.
+	Path string
+	// Background: nobody waits for it.
+	Background bool
+}
+
 // Config is what a Disk needs.
 type Config struct {
 	// ImgBinary is qemu-img, as a path or a name on PATH.

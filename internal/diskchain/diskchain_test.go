@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -22,30 +23,29 @@ import (
 type double struct {
 	t    *testing.T
 	fail error
-	made []string
+	// made has how many files each merge was of, copied the bytes of all.
+	made   []int
+	copied int
 }
 
-func (d *double) Merge(_ context.Context, below, layers []disk.Layer, path string) error {
+func (d *double) Merge(_ context.Context, job disk.Merge) error {
 	if d.fail != nil {
 		return d.fail
 	}
-	if len(below) != 1 || below[0].ID != "image" {
-		d.t.Errorf("merged over %v", below)
+	if job.Below[0].ID != "image" || slices.ContainsFunc(job.Layers, func(l disk.Layer) bool { return l.ID == "image" }) {
+		d.t.Errorf("merged %v over %v", job.Layers, job.Below)
 	}
-	var ids []string
-	for _, l := range layers {
-		if strings.HasPrefix(l.ID, "merged-") {
-			content, err := os.ReadFile(l.Path)
-			if err != nil {
-				return err
-			}
-			ids = append(ids, string(content))
-			continue
+	var content strings.Builder
+	for _, l := range job.Layers {
+		b, err := os.ReadFile(l.Path)
+		if err != nil {
+			return err
 		}
-		ids = append(ids, l.ID)
+		content.Write(b)
 	}
-	d.made = append(d.made, fmt.Sprint(len(layers)))
-	return os.WriteFile(path, []byte(strings.Join(ids, " ")), 0o400)
+	d.made = append(d.made, len(job.Layers))
+	d.copied += content.Len()
+	return os.WriteFile(job.Path, []byte(content.String()), 0o400)
 }
 
 func newChains(t *testing.T) (*Chains, *double) {
@@ -66,67 +66,139 @@ func newChains(t *testing.T) (*Chains, *double) {
 	return New(Config{Home: h, Files: &durable.FS{}, Merger: merger, Log: slog.New(slog.DiscardHandler)}), merger
 }
 
-func layers(n int) (list []catalog.Layer) {
+// layers are n layers of a line each, which is their id.
+func (c *Chains) layers(t *testing.T, n int) (list []catalog.Layer) {
+	t.Helper()
 	for i := range n {
 		id := fmt.Sprintf("%016x", i)
-		list = append(list, catalog.Layer{ID: id, Path: "layers/" + id + ".qcow2", Format: disk.Qcow2})
+		l := catalog.Layer{ID: id, Path: "layers/" + id + ".qcow2", Format: disk.Qcow2}
+		if err := os.WriteFile(filepath.Join(c.cfg.Home.Dir(), l.Path), []byte(id+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, l)
 	}
 	return list
 }
 
 var root = machine.Layer{ID: "image", Path: "/image/root", Format: disk.Raw}
 
-// shown is what a chain shows: the ids of its layers, merged or not.
-func shown(t *testing.T, chain []machine.Layer) (ids []string) {
+// wantShown compares what a chain shows, merged or not, with all of its layers.
+func wantShown(t *testing.T, chain []machine.Layer, list []catalog.Layer) {
 	t.Helper()
-	for _, l := range chain {
-		if !strings.HasPrefix(l.ID, "merged-") {
-			ids = append(ids, l.ID)
-			continue
-		}
-		content, err := os.ReadFile(l.Path)
+	var shown strings.Builder
+	for _, l := range chain[1:] {
+		b, err := os.ReadFile(l.Path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ids = append(ids, strings.Fields(string(content))...)
+		shown.Write(b)
 	}
-	return ids
+	var want strings.Builder
+	for _, l := range list {
+		want.WriteString(l.ID + "\n")
+	}
+	if chain[0] != root || shown.String() != want.String() {
+		t.Fatalf("%d layers show %q over %s", len(list), shown.String(), chain[0].ID)
+	}
+	if top := chain[len(chain)-1]; top.ID != list[len(list)-1].ID {
+		t.Fatalf("%d layers: the top is %s", len(list), top.ID)
+	}
 }
 
 func TestOpenNeverShowsAnythingElse(t *testing.T) {
-	c, merger := newChains(t)
-	for n := 1; n <= 60; n++ {
-		list := layers(n)
-		chain, err := c.Open(t.Context(), root, list)
+	c, _ := newChains(t)
+	all := c.layers(t, 120)
+	for n := 1; n <= len(all); n++ {
+		chain, err := c.Open(t.Context(), root, all[:n])
 		if err != nil {
 			t.Fatal(err)
 		}
 		if len(chain) > MaxOpen {
 			t.Errorf("%d layers: %d files", n, len(chain))
 		}
-		want := []string{"image"}
-		for _, l := range list {
-			want = append(want, l.ID)
+		wantShown(t, chain, all[:n])
+	}
+}
+
+// TestShorten grows a running machine's disk by a layer at a time.
+func TestShorten(t *testing.T) {
+	c, merger := newChains(t)
+	all := c.layers(t, 400)
+	open := []machine.Layer{root}
+	most := 0
+	for n := 1; n <= len(all); n++ {
+		top := all[n-1]
+		open = append(open, machine.Layer{ID: top.ID, Path: filepath.Join(c.cfg.Home.Dir(), top.Path), Format: top.Format})
+		r, worth, err := c.Shorten(t.Context(), root, all[:n], ids(open))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if got := shown(t, chain); !slices.Equal(got, want) {
-			t.Fatalf("%d layers: %v", n, got)
+		if worth {
+			open = replace(t, open, r)
 		}
-		if top := chain[len(chain)-1]; top.ID != list[n-1].ID {
-			t.Errorf("%d layers: top %s", n, top.ID)
+		wantShown(t, open, all[:n])
+		most = max(most, len(open))
+	}
+	if most > 16 {
+		t.Errorf("up to %d files were open", most)
+	}
+	if times := merger.copied / (len(all) * 17); times > 6 {
+		t.Errorf("each byte was copied %d times", times)
+	}
+	// A later start finds what was merged.
+	made := len(merger.made)
+	chain, err := c.Open(t.Context(), root, all)
+	if err != nil || len(merger.made) != made || len(chain) > len(open) {
+		t.Errorf("%d files after a start, %d before; %v", len(chain), len(open), err)
+	}
+	wantShown(t, chain, all)
+}
+
+func ids(chain []machine.Layer) (ids []string) {
+	for _, l := range chain {
+		ids = append(ids, l.ID)
+	}
+	return ids
+}
+
+func replace(t *testing.T, open []machine.Layer, r Replacement) []machine.Layer {
+	t.Helper()
+	from, to := slices.Index(ids(open), r.FirstID), slices.Index(ids(open), r.LastID)
+	if from < 1 || to < from || to >= len(open)-1 {
+		t.Fatalf("replace %s to %s of %v", r.FirstID, r.LastID, ids(open))
+	}
+	return slices.Replace(slices.Clone(open), from, to+1, r.Merged)
+}
+
+func TestShortenLeavesWhatDoesNotFit(t *testing.T) {
+	c, merger := newChains(t)
+	all := c.layers(t, 30)
+	open := []string{"image"}
+	for _, l := range all {
+		open = append(open, l.ID)
+	}
+	for what, ids := range map[string][]string{
+		"nothing": {}, "the image alone": {"image"}, "another top": open[:len(open)-1], "one left out": append(slices.Clone(open[:5]), open[6:]...),
+		"an unknown one": append(slices.Clone(open[:30]), "x"), "few": append([]string{"image", all[0].ID + "-" + all[25].ID}, open[27:]...),
+		"a merged top": {"image", all[0].ID + "-" + all[29].ID}, "in the wrong order": {"image", all[29].ID + "-" + all[0].ID},
+	} {
+		if r, worth, err := c.Shorten(t.Context(), root, all, ids); worth || err != nil {
+			t.Errorf("%s: %+v, %v", what, r, err)
 		}
 	}
-	// 16 at once first, then 8 more each, over what is merged already.
-	if want := []string{"16", "9", "9", "9", "9", "9"}; !slices.Equal(merger.made, want) {
-		t.Errorf("merges of %v layers, want %v", merger.made, want)
+	merger.fail = errors.New("no")
+	if _, worth, err := c.Shorten(t.Context(), root, all, open); worth || err == nil {
+		t.Error("a merge that failed is worth it")
 	}
 }
 
 func TestOpenAtOnceMergesOnce(t *testing.T) {
 	c, merger := newChains(t)
+	all := c.layers(t, 30)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if _, err := c.Open(t.Context(), root, layers(30)); err != nil {
+			if _, err := c.Open(t.Context(), root, all); err != nil {
 				t.Error(err)
 			}
 		})
@@ -139,8 +211,9 @@ func TestOpenAtOnceMergesOnce(t *testing.T) {
 
 func TestFailedMergeGivesTheWholeChain(t *testing.T) {
 	c, merger := newChains(t)
+	all := c.layers(t, 30)
 	merger.fail = errors.New("no")
-	chain, err := c.Open(t.Context(), root, layers(30))
+	chain, err := c.Open(t.Context(), root, all)
 	if err != nil || len(chain) != 31 {
 		t.Errorf("%d files, %v", len(chain), err)
 	}
@@ -148,18 +221,25 @@ func TestFailedMergeGivesTheWholeChain(t *testing.T) {
 
 func TestSweepSparesWhatIsUsed(t *testing.T) {
 	c, _ := newChains(t)
-	used, err := c.Open(t.Context(), root, layers(30))
-	if err != nil {
+	all := c.layers(t, 100)
+	var merged []string
+	for _, n := range []int{30, 60, 100} {
+		chain, err := c.Open(t.Context(), root, all[:n])
+		if err != nil {
+			t.Fatal(err)
+		}
+		merged = append(merged, chain[1].Path)
+	}
+	used := func(path string) bool { return path == merged[0] }
+	err := c.Sweep(used, func() ([][]catalog.Layer, error) { return nil, errors.New("no answer") })
+	if err == nil || !exists(merged[1]) || !exists(merged[2]) {
+		t.Errorf("swept without knowing the chains: %v", err)
+	}
+	// A stopped machine will open the last one.
+	if err := c.Sweep(used, func() ([][]catalog.Layer, error) { return [][]catalog.Layer{all}, nil }); err != nil {
 		t.Fatal(err)
 	}
-	other, err := c.Open(t.Context(), root, layers(50))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Sweep(func(path string) bool { return path == used[1].Path }); err != nil {
-		t.Fatal(err)
-	}
-	if !exists(used[1].Path) || exists(other[1].Path) {
-		t.Errorf("used is there: %v, unused: %v", exists(used[1].Path), exists(other[1].Path))
+	if !exists(merged[0]) || exists(merged[1]) || !exists(merged[2]) {
+		t.Errorf("there are: used %v, unused %v, wanted %v", exists(merged[0]), exists(merged[1]), exists(merged[2]))
 	}
 }

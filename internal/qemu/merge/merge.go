@@ -18,6 +18,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -27,6 +29,9 @@ import (
 
 // exitPatience is how long QEMU may take to end after its work.
 const exitPatience = 10 * time.Second
+
+// lowest is the nice value of a QEMU for which nobody waits.
+const lowest = 19
 
 // Config is what a Merger works with.
 type Config struct {
@@ -47,11 +52,12 @@ func New(cfg Config) *Merger {
 	return &Merger{cfg: cfg, disk: disk.New(disk.Config{FS: cfg.Files})}
 }
 
-// Merge makes a qcow2 file at path that shows, over below, what the layers
-// (lowest first, at least two, all qcow2) show over it. The layers may be in
-// use by readers. path appears complete or not at all, and is durable; a file
-// that is there already is replaced. NO_SPACE when the host's disk is full.
-func (m *Merger) Merge(ctx context.Context, below, layers []disk.Layer, path string) error {
+// Merge makes a qcow2 file at job.Path that shows, over what is below, what the
+// layers show over it. They may be in use by readers. The file appears complete
+// or not at all, and is durable; one that is there already is replaced. NO_SPACE
+// when the host's disk is full.
+func (m *Merger) Merge(ctx context.Context, job disk.Merge) error {
+	below, layers, path := job.Below, job.Layers, job.Path
 	if len(layers) < 2 || !filepath.IsAbs(path) {
 		return errdefs.New(errdefs.Invalid, "merge %d layers into %q: give two layers or more and an absolute path", len(layers), path)
 	}
@@ -73,7 +79,7 @@ func (m *Merger) Merge(ctx context.Context, below, layers []disk.Layer, path str
 		return err
 	}
 	chain := slices.Concat(below, []disk.Layer{base}, layers[1:], []disk.Layer{top})
-	if err := m.commit(ctx, chain, base, layers[len(layers)-1]); err != nil {
+	if err := m.commit(ctx, chain, base, layers[len(layers)-1], job.Background); err != nil {
 		return fmt.Errorf("merge %d layers up to %s: %w", len(layers), layers[len(layers)-1].ID, err)
 	}
 	if _, err := m.disk.Seal(ctx, base.Path); err != nil {
@@ -111,7 +117,7 @@ func copyFile(ctx context.Context, from, to string) (err error) {
 }
 
 // commit lets QEMU write what is above base, up to the layer upTo, into base.
-func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk.Layer) error {
+func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk.Layer, background bool) error {
 	caps, err := m.cfg.Host.Probe(ctx)
 	if err != nil {
 		return err
@@ -136,6 +142,9 @@ func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk
 		return errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
 	}
 	_ = theirs.Close() // QEMU has its own
+	if background {    // its threads, none of which works yet, inherit it
+		_ = unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, lowest)
+	}
 	err = job(ctx, ours, chain[len(chain)-1], base, upTo)
 	if err != nil {
 		_ = cmd.Process.Kill() // it may have ended by itself

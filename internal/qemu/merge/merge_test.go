@@ -132,7 +132,7 @@ func TestMergedShowsTheSame(t *testing.T) {
 			}
 			want := s.content(s.chain(s.layers...))
 			merged := disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
-			if err := s.merger().Merge(t.Context(), []disk.Layer{s.image}, s.layers, merged.Path); err != nil {
+			if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path}); err != nil {
 				t.Fatal(err)
 			}
 			if !bytes.Equal(want, s.content(s.chain(merged))) {
@@ -159,10 +159,10 @@ func TestMergedTwiceByStages(t *testing.T) {
 	first := disk.Layer{ID: "first", Path: filepath.Join(s.dir, "first.qcow2"), Format: disk.Qcow2}
 	second := disk.Layer{ID: "second", Path: filepath.Join(s.dir, "second.qcow2"), Format: disk.Qcow2}
 	below := []disk.Layer{s.image}
-	if err := s.merger().Merge(t.Context(), below, s.layers[:5], first.Path); err != nil {
+	if err := s.merger().Merge(t.Context(), disk.Merge{Below: below, Layers: s.layers[:5], Path: first.Path}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.merger().Merge(t.Context(), below, append([]disk.Layer{first}, s.layers[5:]...), second.Path); err != nil {
+	if err := s.merger().Merge(t.Context(), disk.Merge{Below: below, Layers: append([]disk.Layer{first}, s.layers[5:]...), Path: second.Path}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(want, s.content(s.chain(second))) {
@@ -186,7 +186,7 @@ func TestInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _, _ = in.Close(), reader.Wait() }()
-	if err := s.merger().Merge(t.Context(), []disk.Layer{s.image}, s.layers, filepath.Join(s.dir, "m.qcow2")); err != nil {
+	if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: filepath.Join(s.dir, "m.qcow2")}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -197,7 +197,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	path := filepath.Join(s.dir, "m.qcow2")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.merger().Merge(ended, []disk.Layer{s.image}, s.layers, path); !errors.Is(err, context.Canceled) {
+	if err := s.merger().Merge(ended, disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: path}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
 	damaged := slices.Clone(s.layers)
@@ -205,10 +205,10 @@ func TestFailuresLeaveNothing(t *testing.T) {
 	if err := os.WriteFile(damaged[1].Path, []byte(strings.Repeat("garbage", 1000)), 0o400); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.merger().Merge(t.Context(), []disk.Layer{s.image}, damaged, path); err == nil {
+	if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: damaged, Path: path}); err == nil {
 		t.Error("a damaged layer was merged")
 	}
-	if err := s.merger().Merge(t.Context(), []disk.Layer{s.image}, s.layers[:1], path); !errdefs.Is(err, errdefs.Invalid) {
+	if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers[:1], Path: path}); !errdefs.Is(err, errdefs.Invalid) {
 		t.Errorf("one layer: %v", err)
 	}
 	if after := s.files(); !slices.Equal(before, after) {
