@@ -30,6 +30,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
 	"github.com/holdpoint/holdpoint/internal/daemon/settle"
+	"github.com/holdpoint/holdpoint/internal/daemon/shorten"
 	"github.com/holdpoint/holdpoint/internal/daemon/slumber"
 	"github.com/holdpoint/holdpoint/internal/daemon/socket"
 	"github.com/holdpoint/holdpoint/internal/daemon/standby"
@@ -101,6 +102,7 @@ type Daemon struct {
 	checkpoints *checkpoints.Service
 	pools       *standby.Pools
 	prover      *proof.Prover
+	shortener   *shorten.Shortener
 	slumber     *slumber.Watch
 	stop        chan struct{}
 	stopOnce    sync.Once
@@ -169,6 +171,7 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Keeper: d.keeper, Memory: d.memory, Overlays: cfg.Host, Engine: d.engine,
 		When: cfg.Verify, Log: cfg.Log,
 	})
+	d.shortener = shorten.New(shorten.Config{Catalog: cat, Keeper: d.keeper, Log: cfg.Log})
 	d.desk = &admission.Desk{
 		Catalog: cat, Engine: d.engine, Gates: d.gates, Keeper: d.keeper, Capturer: d.capturer,
 		Reserve: d.reserve, View: d.view, Prover: d.prover, Log: cfg.Log,
@@ -191,6 +194,7 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 func (d *Daemon) release() {
 	d.slumber.Close()
 	d.prover.Close()
+	d.shortener.Close()
 	d.pools.Close()
 	d.keeper.Close()
 }
@@ -254,6 +258,7 @@ func (d *Daemon) proxyAddress() string {
 // everything. What was not done by then is settled at the next start.
 func (d *Daemon) Close(ctx context.Context) error {
 	d.prover.Stop()
+	d.shortener.Stop()
 	err := d.engine.Close(ctx)
 	d.release()
 	return errors.Join(err, d.catalog.Close(), d.lock.Unlock())
@@ -277,7 +282,7 @@ func (d *Daemon) sweep(ctx context.Context) {
 	if err := d.memory.Evict(ctx); err != nil {
 		d.cfg.Log.Warn("evict memory files", "error", err)
 	}
-	if err := d.chains.Sweep(d.keeper.OpensDisk); err != nil {
+	if err := d.chains.Sweep(d.keeper.OpensDisk, func() ([][]catalog.Layer, error) { return d.keeper.Chains(ctx) }); err != nil {
 		d.cfg.Log.Warn("sweep merged disks", "error", err)
 	}
 	d.tend(ctx)
@@ -289,6 +294,7 @@ func (d *Daemon) tend(ctx context.Context) {
 	d.machines.Reap(ctx)
 	d.pools.Refill(ctx)
 	d.prover.Look()
+	d.shortener.Look()
 	if err := d.slumber.Refresh(ctx); err != nil {
 		d.cfg.Log.Warn("look for idle machines", "error", err)
 	}

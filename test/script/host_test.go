@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
 )
 
 // fakeHost is the daemon.Host of fake machines.
@@ -38,9 +39,13 @@ func (h fakeHost) Platform(ctx context.Context, cfg machine.RunConfig) (machine.
 	return machinetest.NewFake(machinetest.FakeConfig{Faults: h.faults}).Platform(ctx, cfg)
 }
 
-// Merge merges nothing: fake disks are opened in one go, however long.
-func (fakeHost) Merge(context.Context, []disk.Layer, []disk.Layer, string) error {
-	return errdefs.New(errdefs.Unsupported, "merge fake disks: they stay as they are")
+// Merge merges layers of a fake disk.
+func (fakeHost) Merge(_ context.Context, job disk.Merge) error {
+	var paths []string
+	for _, l := range job.Layers {
+		paths = append(paths, l.Path)
+	}
+	return fakedisk.Merge(job.Path, paths...)
 }
 
 // BuildImage writes an image as cmdImage does.

@@ -2,7 +2,6 @@ package vm_test
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -182,40 +181,6 @@ func (a alive) checkClock(t *testing.T, machine string) {
 	if guest.Before(before.Add(-clockError)) || guest.After(after.Add(clockError)) {
 		t.Errorf("the clock of %s is %s, the host's was %s to %s", machine, guest.Format(time.StampMicro),
 			before.Format(time.StampMicro), after.Format(time.StampMicro))
-	}
-}
-
-// manyVariable makes tests that repeat themselves do so as often as it says.
-const manyVariable = "HOLDPOINT_TEST_MANY"
-
-func rounds(t *testing.T, usual int) int {
-	t.Helper()
-	text := os.Getenv(manyVariable)
-	if text == "" {
-		return usual
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// TestClockAfterManyCheckpoints: each window leaves the guest's clock behind.
-// Twenty windows of ten milliseconds would already be seen.
-func TestClockAfterManyCheckpoints(t *testing.T) {
-	a := newAlive(t)
-	a.start(t, "web")
-	var lost float64
-	r := report{}
-	for i := range rounds(t, 20) {
-		lost += a.checkpoint(t, "web", fmt.Sprintf("c%d", i)).DowntimeMS
-	}
-	a.checkClock(t, "web")
-	a.check(t, "web", r)
-	t.Logf("the windows took %.0f ms", lost)
-	if lost < float64(clockError.Milliseconds()) {
-		t.Errorf("only %.0f ms in all: too little to be seen", lost)
 	}
 }
 

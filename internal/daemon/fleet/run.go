@@ -316,6 +316,11 @@ func (r *Run) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	return r.call(ctx, func(c *monitor.Client) error { return c.SwitchDisk(ctx, top) })
 }
 
+// ReplaceLayers puts a merged layer in the place of several of the disk.
+func (r *Run) ReplaceLayers(ctx context.Context, firstID, lastID string, merged machine.Layer) error {
+	return r.call(ctx, func(c *monitor.Client) error { return c.ReplaceLayers(ctx, firstID, lastID, merged) })
+}
+
 // Stop asks the guest to shut down and returns when the run has ended; clean
 // is whether the guest said so and the process exited by itself. DEADLINE
 // means that the guest did not stop in time and goes on.

@@ -7,12 +7,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
-	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -37,7 +34,7 @@ func (k *Keeper) config(ctx context.Context, l launch) (monitor.Config, string, 
 	if err != nil {
 		return monitor.Config{}, "", err
 	}
-	disk, err := k.cfg.Chains.Open(ctx, machine.Layer{ID: "image", Path: img.Root(), Format: "raw"}, l.Chain)
+	disk, err := k.cfg.Chains.Open(ctx, rootOf(img), l.Chain)
 	if err != nil {
 		return monitor.Config{}, "", err
 	}
@@ -62,6 +59,11 @@ func cmdline(m catalog.Machine) string {
 	return fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic)
 }
 
+// rootOf is the lowest layer of every machine of an image.
+func rootOf(img image.Image) machine.Layer {
+	return machine.Layer{ID: "image", Path: img.Root(), Format: "raw"}
+}
+
 // prepare checks what the machine boots from and makes what it needs besides.
 func (k *Keeper) prepare(ctx context.Context, m catalog.Machine) (image.Image, Boot, error) {
 	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), m.ImageBuildID))
@@ -81,7 +83,7 @@ func (k *Keeper) Platform(ctx context.Context, m catalog.Machine) (machine.Platf
 	return k.cfg.Booter.Platform(ctx, machine.RunConfig{
 		MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
 		Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: cmdline(m), Accelerator: boot.Accelerator,
-		Disk: []machine.Layer{{ID: "image", Path: img.Root(), Format: "raw"}, {ID: "top", Format: "qcow2"}},
+		Disk: []machine.Layer{rootOf(img), {ID: "top", Format: "qcow2"}},
 	})
 }
 
@@ -90,35 +92,6 @@ func (k *Keeper) Platform(ctx context.Context, m catalog.Machine) (machine.Platf
 func (k *Keeper) BootedFrom(ctx context.Context, m catalog.Machine) ([]string, error) {
 	_, boot, err := k.prepare(ctx, m)
 	return []string{m.ImageBuildID, filepath.Base(boot.Initramfs)}, err
-}
-
-// freshDisk is how long a merged disk is kept that no run has recorded yet: its
-// run may be about to begin.
-const freshDisk = 10 * time.Minute
-
-// OpensDisk reports whether some run reads the merged disk at path, or may be
-// about to.
-func (k *Keeper) OpensDisk(path string) bool {
-	info, err := os.Lstat(path)
-	if err != nil || time.Since(info.ModTime()) < freshDisk {
-		return true
-	}
-	dirs, err := filepath.Glob(filepath.Join(k.cfg.Home.Runs(), "*"))
-	if err != nil {
-		return true
-	}
-	for _, dir := range dirs {
-		record, err := monitor.ReadRecord(dir)
-		if err != nil && !errdefs.Is(err, errdefs.NotFound) {
-			return true // nobody can tell
-		}
-		for _, layer := range record.Disk {
-			if record.Phase != monitor.Exited && layer.Path == path {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // CheckImage refuses an image that cannot be booted, as a boot would.

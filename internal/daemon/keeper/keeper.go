@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
+	"github.com/holdpoint/holdpoint/internal/diskchain"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
@@ -61,6 +62,8 @@ type Booter interface {
 // Chains turns the recorded layers of a disk into the files that a run opens.
 type Chains interface {
 	Open(ctx context.Context, root machine.Layer, layers []catalog.Layer) ([]machine.Layer, error)
+	// Shorten merges layers that a run has open, if that is worth it now.
+	Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string) (r diskchain.Replacement, worth bool, err error)
 }
 
 // Config is what a Keeper works with.

@@ -1,0 +1,108 @@
+//go:build linux
+
+// Package shorten keeps the disks of running machines short: after checkpoints
+// it has their layers merged in the background, so that the next window is no
+// longer than the first. It decides only when; a machine whose disk stays long
+// works as well.
+package shorten
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+)
+
+// Catalog is what a Shortener asks the catalog.
+type Catalog interface {
+	ListMachines(ctx context.Context) ([]catalog.Machine, error)
+}
+
+// Keeper shortens one disk (package keeper).
+type Keeper interface {
+	Shorten(ctx context.Context, m catalog.Machine) (shorter bool, err error)
+}
+
+// Config is what a Shortener works with.
+type Config struct {
+	Catalog Catalog
+	Keeper  Keeper
+	Log     *slog.Logger
+}
+
+// Shortener shortens one disk after the other. Its life: New; Look whenever
+// disks may have become longer; Close.
+type Shortener struct {
+	cfg    Config
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	look   chan struct{}
+	// failed are the runs whose disk could not be shortened; they stay as they are.
+	failed map[string]bool
+}
+
+// New returns a Shortener.
+func New(cfg Config) *Shortener {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Shortener{cfg: cfg, ctx: ctx, cancel: cancel, look: make(chan struct{}, 1), failed: map[string]bool{}}
+	s.wg.Go(s.work)
+	return s
+}
+
+// Look tells that disks may have become longer.
+func (s *Shortener) Look() {
+	select {
+	case s.look <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// Stop ends what is under way; Close waits for it.
+func (s *Shortener) Stop() { s.cancel() }
+
+// Close ends what is under way and waits for that.
+func (s *Shortener) Close() {
+	s.cancel()
+	s.wg.Wait()
+}
+
+func (s *Shortener) work() {
+	for {
+		select {
+		case <-s.look:
+			s.all()
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// all shortens the disks of all machines that are worth it.
+func (s *Shortener) all() {
+	machines, err := s.cfg.Catalog.ListMachines(s.ctx)
+	if err != nil && s.ctx.Err() == nil {
+		s.cfg.Log.Warn("look for long disks", "error", err)
+	}
+	for _, m := range machines {
+		if m.RunID == "" || s.failed[m.RunID] {
+			continue
+		}
+		shorter, err := s.cfg.Keeper.Shorten(s.ctx, m)
+		switch {
+		case s.ctx.Err() != nil:
+			return
+		case shorter:
+			s.cfg.Log.Info("shortened the disk of a running machine", "machine", m.Name)
+		case errdefs.Is(err, errdefs.WrongState) || errdefs.Is(err, errdefs.NotFound):
+			// Its run has ended meanwhile, or it is gone.
+		case errdefs.Is(err, errdefs.NoSpace) || errdefs.Is(err, errdefs.OutcomeUnknown):
+			s.cfg.Log.Warn("shorten a disk; it is tried again", "machine", m.Name, "error", err)
+		case err != nil:
+			s.failed[m.RunID] = true
+			s.cfg.Log.Warn("shorten a disk; it stays as it is", "machine", m.Name, "error", err)
+		}
+	}
+}
