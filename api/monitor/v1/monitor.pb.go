@@ -156,6 +156,9 @@ type StatusResponse struct {
 	CpuNano int64 `protobuf:"varint,18,opt,name=cpu_nano,json=cpuNano,proto3" json:"cpu_nano,omitempty"`
 	// Sockets to the outside that the guest had to give up when it was continued.
 	ClosedSockets uint32 `protobuf:"varint,19,opt,name=closed_sockets,json=closedSockets,proto3" json:"closed_sockets,omitempty"`
+	// Why the guest will not become ready: it answers, and refuses again and again
+	// what it is told of who and when it is. Empty while there is hope.
+	Refused       string `protobuf:"bytes,20,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -321,6 +324,13 @@ func (x *StatusResponse) GetClosedSockets() uint32 {
 		return x.ClosedSockets
 	}
 	return 0
+}
+
+func (x *StatusResponse) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
 }
 
 type Exit struct {
@@ -1457,7 +1467,7 @@ var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
 const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\n" +
 	"\x18monitor/v1/monitor.proto\x12\x14holdpoint.monitor.v1\"\x0f\n" +
-	"\rStatusRequest\"\xd8\x04\n" +
+	"\rStatusRequest\"\xf2\x04\n" +
 	"\x0eStatusResponse\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1d\n" +
 	"\n" +
@@ -1480,7 +1490,8 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x06linked\x18\x10 \x01(\bR\x06linked\x12\x1a\n" +
 	"\btracking\x18\x11 \x01(\tR\btracking\x12\x19\n" +
 	"\bcpu_nano\x18\x12 \x01(\x03R\acpuNano\x12%\n" +
-	"\x0eclosed_sockets\x18\x13 \x01(\rR\rclosedSockets\"N\n" +
+	"\x0eclosed_sockets\x18\x13 \x01(\rR\rclosedSockets\x12\x18\n" +
+	"\arefused\x18\x14 \x01(\tR\arefused\"N\n" +
 	"\x04Exit\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05clean\x18\x02 \x01(\bR\x05clean\x12\x18\n" +

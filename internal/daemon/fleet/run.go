@@ -199,8 +199,8 @@ func (r *Run) StatusNow(ctx context.Context) (status *monitorv1.StatusResponse, 
 	return status, err
 }
 
-// Await returns when the status satisfies ok. A run that ends before is
-// WRONG_STATE.
+// Await returns when the status satisfies ok. A run that ends before, or whose
+// guest refuses to be told who it is, is WRONG_STATE.
 func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusResponse) bool) error {
 	for {
 		r.mu.Lock()
@@ -211,6 +211,9 @@ func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusR
 		}
 		if ended {
 			return errdefs.New(errdefs.WrongState, "wait for %s: the run ended (%s)", what, Describe(status.GetExit()))
+		}
+		if why := status.GetRefused(); why != "" {
+			return errdefs.New(errdefs.WrongState, "wait for %s: it refuses what it is told: %s", what, why)
 		}
 		select {
 		case <-changed:

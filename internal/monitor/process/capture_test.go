@@ -471,7 +471,7 @@ func TestContinuedRunFailsClosed(t *testing.T) {
 	must(t, err)
 	t.Cleanup(c.Close)
 	err = c.Watch(ctx(t), func(st *monitorv1.StatusResponse) error {
-		if strings.Contains(st.GetTrouble(), "no entropy device") {
+		if strings.Contains(st.GetRefused(), "no entropy device") && strings.Contains(st.GetRefused(), "--as-is") {
 			return errEnough
 		}
 		return nil

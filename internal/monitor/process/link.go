@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"connectrpc.com/connect"
+
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
@@ -119,6 +121,7 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 	case first && !cfg.AsIs:
 		sockets, err = conv.Continue(ctx, cfg.Guest.Hostname, cfg.Guest.MachineID)
 	}
+	m.count(err, run.Incoming != nil)
 	if err == nil && first {
 		err = m.record(func(r *monitor.Record) {
 			r.ReadyUnixNano, r.ClosedSockets = time.Now().UnixNano(), sockets
@@ -134,6 +137,27 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 		m.update(func() { m.link, m.trouble = conv, "" })
 	}
 	return err
+}
+
+// finalRefusals in a row are no coincidence: it takes some 2 s to get there.
+const finalRefusals = 5
+
+// count notes whether the guest has answered an introduction with an error.
+func (m *supervisor) count(err error, continued bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case err == nil:
+		m.refusals, m.refused = 0, ""
+	case !connect.IsWireError(err):
+		m.refusals = 0
+	case m.refusals < finalRefusals:
+		m.refusals++
+	case continued:
+		m.refused = err.Error() + "; --as-is hands the machine out without its proof of identity, clock and entropy"
+	default:
+		m.refused = err.Error()
+	}
 }
 
 // conversation is the one to send a request through. A guest that has been
