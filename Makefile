@@ -53,7 +53,8 @@ generate: ## Generate the API's code and docs/cli.md again
 	cd api && $(GO) tool -modfile=../tools/go.mod buf lint && $(GO) tool -modfile=../tools/go.mod buf generate
 	$(GO) test ./internal/cli -run TestDocs -update
 
-bench: setup build image ## Measure; prints the table of docs/benchmarks.md
+bench: setup build image ## Measure, beside libvirt too; prints the table of docs/benchmarks.md
+	@scripts/setup bench
 	@$(GO) run ./bench -holdpoint bin/holdpoint
 
 demo: setup build ## Run the story of the README with a real guest
