@@ -49,8 +49,9 @@ type Merge struct {
 	Layers []Layer
 	// Path is the new layer's file.
 	Path string
-	// Background: nobody waits for it.
-	Background bool
+	// BytesPerSecond is how fast it may go, for one that nobody waits for; 0: as
+	// fast as it can.
+	BytesPerSecond int64
 }
 
 // Config is what a Disk needs.

@@ -18,9 +18,11 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/disk"
@@ -42,6 +44,13 @@ const Step = 8
 // growth is how much larger than all above it, at most, a merged file is that
 // is merged again.
 const growth = 2
+
+// What nobody waits for is merged at so many bytes per second, and only where
+// there is room for twice what is merged, and so much more.
+const (
+	backgroundSpeed = 20 << 20
+	backgroundRoom  = 1 << 30
+)
 
 // Merger makes one layer of several.
 type Merger interface {
@@ -65,10 +74,22 @@ type Chains struct {
 	// merging is held while a merge runs: one at a time, so that two runs of
 	// one chain make its merged file once.
 	merging sync.Mutex
+
+	mu sync.Mutex
+	// interrupt ends the merge under way if nobody waits for it; nil for none.
+	interrupt context.CancelFunc
+	// replacing is the merged file that is being put in the place of others.
+	replacing string
+	// opened says when merged files were given out last: their runs may be about
+	// to begin.
+	opened map[string]time.Time
 }
 
+// beginning is how long a run may take to begin, and record what it has open.
+const beginning = 10 * time.Minute
+
 // New returns Chains.
-func New(cfg Config) *Chains { return &Chains{cfg: cfg} }
+func New(cfg Config) *Chains { return &Chains{cfg: cfg, opened: map[string]time.Time{}} }
 
 // Open gives the files of a chain over the image's root disk, lowest first, the
 // last one being the writable top. A long chain is merged first; where that
@@ -87,9 +108,14 @@ func (c *Chains) Open(ctx context.Context, root machine.Layer, layers []catalog.
 			c.cfg.Log.Warn("merge a long disk chain", "layers", len(layers), "error", err)
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	chain := []machine.Layer{root}
 	for _, f := range files {
 		chain = append(chain, machine.Layer(f.Layer))
+		if f.first != f.last {
+			c.opened[f.Path] = time.Now()
+		}
 	}
 	return chain, nil
 }
@@ -101,28 +127,74 @@ type Replacement struct {
 	Merged          machine.Layer
 }
 
-// Shorten merges layers that a run has open, if that is worth it now, and gives
-// what to put in their place. open are the ids of its disk, lowest first, and
-// layers those that are recorded; when they do not fit together, because the
-// machine has changed meanwhile, nothing is worth it.
-func (c *Chains) Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string) (r Replacement, worth bool, err error) {
-	all := c.files(layers)
-	files, fits := c.opened(all, open)
+// Shorten merges layers that a run has open, if that is worth it now, and has
+// replace put the merged one in their place. open are the ids of the run's disk,
+// lowest first, and layers those that are recorded; when they do not fit
+// together, because the machine has changed meanwhile, nothing is worth it, nor
+// is it where space runs out. It ends with context.Canceled when an Open has to
+// merge something.
+func (c *Chains) Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string, replace func(Replacement) error) (shorter bool, err error) {
+	files, fits := c.current(c.files(layers), open)
 	if !fits || c.cfg.Merger == nil || unmerged(files) < Step {
-		return r, false, nil
+		return false, nil
 	}
+	from, to := next(files), len(files)-1
+	if !c.room(files[from:to]) {
+		return false, nil
+	}
+	ctx, done := c.interruptible(ctx)
+	defer done()
+	merged, err := c.mergeAside(ctx, root, files, from)
+	if err != nil {
+		return false, err
+	}
+	return true, replace(Replacement{FirstID: files[from].ID, LastID: files[to-1].ID, Merged: machine.Layer(merged.Layer)})
+}
+
+// mergeAside merges what nobody waits for. The file is spared until the context
+// is done with.
+func (c *Chains) mergeAside(ctx context.Context, root machine.Layer, files []file, from int) (file, error) {
 	c.merging.Lock()
 	defer c.merging.Unlock()
-	from, to := next(files), len(files)-1
-	merged, err := c.merge(ctx, root, files, from, true)
-	if err != nil {
-		return r, false, err
+	merged, err := c.merge(ctx, root, files, from, backgroundSpeed)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.replacing = merged.Path
+	return merged, err
+}
+
+// room reports whether the files can be merged without anybody missing the space.
+func (c *Chains) room(part []file) bool {
+	var sum int64
+	for _, f := range part {
+		sum += size(f)
 	}
-	return Replacement{FirstID: files[from].ID, LastID: files[to-1].ID, Merged: machine.Layer(merged.Layer)}, true, nil
+	free, err := durable.FreeBytes(c.cfg.Home.Cache())
+	return err == nil && free > 2*sum+backgroundRoom
+}
+
+// interruptible makes a context that ends when somebody cannot wait.
+func (c *Chains) interruptible(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	set := func(f context.CancelFunc) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.interrupt, c.replacing = f, ""
+	}
+	set(cancel)
+	return ctx, func() {
+		set(nil)
+		cancel()
+	}
 }
 
 // shorten merges layers until few files stand for all.
 func (c *Chains) shorten(ctx context.Context, root machine.Layer, all []file) ([]file, error) {
+	c.mu.Lock()
+	if c.interrupt != nil {
+		c.interrupt()
+	}
+	c.mu.Unlock()
 	c.merging.Lock()
 	defer c.merging.Unlock()
 	for {
@@ -134,7 +206,7 @@ func (c *Chains) shorten(ctx context.Context, root machine.Layer, all []file) ([
 		if unmerged(files) > 1 {
 			from = next(files)
 		}
-		if _, err := c.merge(ctx, root, files, from, false); err != nil {
+		if _, err := c.merge(ctx, root, files, from, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -142,7 +214,7 @@ func (c *Chains) shorten(ctx context.Context, root machine.Layer, all []file) ([
 
 // merge merges the files from the given one up to the top, without it, unless
 // that was done before.
-func (c *Chains) merge(ctx context.Context, root machine.Layer, files []file, from int, background bool) (file, error) {
+func (c *Chains) merge(ctx context.Context, root machine.Layer, files []file, from int, bytesPerSecond int64) (file, error) {
 	part := files[from : len(files)-1]
 	merged := c.merged(part[0].first, part[len(part)-1].last)
 	if exists(merged.Path) {
@@ -153,13 +225,13 @@ func (c *Chains) merge(ctx context.Context, root machine.Layer, files []file, fr
 	}
 	c.cfg.Log.Info("merging layers of a disk", "files", len(part), "of", len(files)-1, "into", merged.ID)
 	return merged, c.cfg.Merger.Merge(ctx, disk.Merge{
-		Below: append([]disk.Layer{disk.Layer(root)}, plain(files[:from])...), Layers: plain(part), Path: merged.Path, Background: background,
+		Below: append([]disk.Layer{disk.Layer(root)}, plain(files[:from])...), Layers: plain(part), Path: merged.Path, BytesPerSecond: bytesPerSecond,
 	})
 }
 
-// Sweep removes merged files that no run uses, as used tells by path, and that
-// stand for nothing in the chains that machines have now, which are asked for
-// only when there is something to remove. What another chain wants is made again
+// Sweep removes merged files that no run has open, as used tells by path, or may
+// be about to, and that stand for nothing in the chains that machines have now,
+// which are asked for only when there is something to remove. What another chain wants is made again
 // when it is opened. Nothing is removed while layers are merged.
 func (c *Chains) Sweep(used func(path string) bool, chains func() ([][]catalog.Layer, error)) error {
 	if !c.merging.TryLock() {
@@ -191,9 +263,13 @@ func (c *Chains) unused(used func(path string) bool) (map[string]bool, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, errdefs.New(errdefs.Storage, "list merged disks: %w", err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.opened, func(_ string, at time.Time) bool { return time.Since(at) > beginning })
 	unused := map[string]bool{}
 	for _, e := range entries {
-		if path := filepath.Join(c.cfg.Home.MergedDisks(), e.Name()); !used(path) {
+		path := filepath.Join(c.cfg.Home.MergedDisks(), e.Name())
+		if _, opened := c.opened[path]; !opened && path != c.replacing && !used(path) {
 			unused[path] = true
 		}
 	}

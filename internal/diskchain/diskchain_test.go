@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/disk"
@@ -26,9 +27,17 @@ type double struct {
 	// made has how many files each merge was of, copied the bytes of all.
 	made   []int
 	copied int
+	// began is told of each merge that is not to be fast, which then waits for
+	// its end; nil for none.
+	began chan struct{}
 }
 
-func (d *double) Merge(_ context.Context, job disk.Merge) error {
+func (d *double) Merge(ctx context.Context, job disk.Merge) error {
+	if d.began != nil && job.BytesPerSecond > 0 {
+		d.began <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	if d.fail != nil {
 		return d.fail
 	}
@@ -129,12 +138,13 @@ func TestShorten(t *testing.T) {
 	for n := 1; n <= len(all); n++ {
 		top := all[n-1]
 		open = append(open, machine.Layer{ID: top.ID, Path: filepath.Join(c.cfg.Home.Dir(), top.Path), Format: top.Format})
-		r, worth, err := c.Shorten(t.Context(), root, all[:n], ids(open))
+		_, err := c.Shorten(t.Context(), root, all[:n], ids(open), func(r Replacement) error {
+			open = replace(t, open, r)
+			// It is spared although no run has recorded it yet.
+			return c.Sweep(func(path string) bool { return inUse(open, r)(path) }, func() ([][]catalog.Layer, error) { return nil, nil })
+		})
 		if err != nil {
 			t.Fatal(err)
-		}
-		if worth {
-			open = replace(t, open, r)
 		}
 		wantShown(t, open, all[:n])
 		most = max(most, len(open))
@@ -152,6 +162,13 @@ func TestShorten(t *testing.T) {
 		t.Errorf("%d files after a start, %d before; %v", len(chain), len(open), err)
 	}
 	wantShown(t, chain, all)
+}
+
+// inUse tells of the files of a chain but for the new one.
+func inUse(chain []machine.Layer, r Replacement) func(string) bool {
+	return func(path string) bool {
+		return path != r.Merged.Path && slices.ContainsFunc(chain, func(l machine.Layer) bool { return l.Path == path })
+	}
 }
 
 func ids(chain []machine.Layer) (ids []string) {
@@ -182,12 +199,12 @@ func TestShortenLeavesWhatDoesNotFit(t *testing.T) {
 		"an unknown one": append(slices.Clone(open[:30]), "x"), "few": append([]string{"image", all[0].ID + "-" + all[25].ID}, open[27:]...),
 		"a merged top": {"image", all[0].ID + "-" + all[29].ID}, "in the wrong order": {"image", all[29].ID + "-" + all[0].ID},
 	} {
-		if r, worth, err := c.Shorten(t.Context(), root, all, ids); worth || err != nil {
-			t.Errorf("%s: %+v, %v", what, r, err)
+		if shorter, err := c.Shorten(t.Context(), root, all, ids, nil); shorter || err != nil {
+			t.Errorf("%s: %v, %v", what, shorter, err)
 		}
 	}
 	merger.fail = errors.New("no")
-	if _, worth, err := c.Shorten(t.Context(), root, all, open); worth || err == nil {
+	if shorter, err := c.Shorten(t.Context(), root, all, open, nil); shorter || err == nil {
 		t.Error("a merge that failed is worth it")
 	}
 }
@@ -219,6 +236,34 @@ func TestFailedMergeGivesTheWholeChain(t *testing.T) {
 	}
 }
 
+// TestOpenDoesNotWaitForTheBackground opens a long chain while one is merged
+// that nobody waits for.
+func TestOpenDoesNotWaitForTheBackground(t *testing.T) {
+	c, merger := newChains(t)
+	all := c.layers(t, 30)
+	open := []string{"image"}
+	for _, l := range all {
+		open = append(open, l.ID)
+	}
+	merger.began = make(chan struct{})
+	ended := make(chan error)
+	go func() {
+		_, err := c.Shorten(t.Context(), root, all, open, nil)
+		ended <- err
+	}()
+	<-merger.began
+	if err := c.Sweep(nil, nil); err != nil { // does nothing meanwhile
+		t.Error(err)
+	}
+	chain, err := c.Open(t.Context(), root, all)
+	if err != nil || len(chain) > MaxOpen {
+		t.Errorf("%d files, %v", len(chain), err)
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the one in the background ended with %v", err)
+	}
+}
+
 func TestSweepSparesWhatIsUsed(t *testing.T) {
 	c, _ := newChains(t)
 	all := c.layers(t, 100)
@@ -231,6 +276,13 @@ func TestSweepSparesWhatIsUsed(t *testing.T) {
 		merged = append(merged, chain[1].Path)
 	}
 	used := func(path string) bool { return path == merged[0] }
+	none := func() ([][]catalog.Layer, error) { return nil, nil }
+	if err := c.Sweep(used, none); err != nil || !exists(merged[1]) {
+		t.Errorf("swept what a run may be about to open: %v", err)
+	}
+	for path := range c.opened {
+		c.opened[path] = time.Now().Add(-2 * beginning)
+	}
 	err := c.Sweep(used, func() ([][]catalog.Layer, error) { return nil, errors.New("no answer") })
 	if err == nil || !exists(merged[1]) || !exists(merged[2]) {
 		t.Errorf("swept without knowing the chains: %v", err)

@@ -67,9 +67,9 @@ func (c *Chains) cover(all []file) (files []file) {
 	return files
 }
 
-// opened are the files of a run, by their ids; fits is whether they stand for
+// current are the files of a run, by their ids; fits is whether they stand for
 // all layers, each once, with the same top.
-func (c *Chains) opened(all []file, open []string) (files []file, fits bool) {
+func (c *Chains) current(all []file, open []string) (files []file, fits bool) {
 	position := positions(all)
 	end := 0
 	for _, id := range open[min(1, len(open)):] { // the image is below

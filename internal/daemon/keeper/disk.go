@@ -4,15 +4,14 @@ package keeper
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"path/filepath"
-	"time"
+	"slices"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/diskchain"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 )
 
@@ -35,14 +34,9 @@ func (k *Keeper) Shorten(ctx context.Context, m catalog.Machine) (shorter bool, 
 	if err != nil {
 		return false, err
 	}
-	r, worth, err := k.cfg.Chains.Shorten(ctx, rootOf(img), chain, open)
-	if err != nil || !worth {
-		return false, err
-	}
-	if err := run.ReplaceLayers(ctx, r.FirstID, r.LastID, r.Merged); err != nil {
-		return false, fmt.Errorf("shorten the disk of %s: %w", m.Name, err)
-	}
-	return true, nil
+	return k.cfg.Chains.Shorten(ctx, rootOf(img), chain, open, func(r diskchain.Replacement) error {
+		return run.ReplaceLayers(ctx, r.FirstID, r.LastID, r.Merged)
+	})
 }
 
 // Chains are the recorded disks of all machines.
@@ -61,31 +55,36 @@ func (k *Keeper) Chains(ctx context.Context) (chains [][]catalog.Layer, err erro
 	return chains, nil
 }
 
-// freshDisk is how long a merged disk is kept that no run has recorded yet: its
-// run may be about to begin.
-const freshDisk = 10 * time.Minute
-
-// OpensDisk reports whether some run reads the merged disk at path, or may be
-// about to.
+// OpensDisk reports whether some run reads the merged disk at path, or is to.
 func (k *Keeper) OpensDisk(path string) bool {
-	info, err := os.Lstat(path)
-	if err != nil || time.Since(info.ModTime()) < freshDisk {
-		return true
-	}
 	dirs, err := filepath.Glob(filepath.Join(k.cfg.Home.Runs(), "*"))
 	if err != nil {
 		return true
 	}
 	for _, dir := range dirs {
-		record, err := monitor.ReadRecord(dir)
-		if err != nil && !errdefs.Is(err, errdefs.NotFound) {
-			return true // nobody can tell
-		}
-		for _, layer := range record.Disk {
-			if record.Phase != monitor.Exited && layer.Path == path {
-				return true
-			}
+		disk, err := diskOf(dir)
+		if err != nil || slices.ContainsFunc(disk, func(l machine.Layer) bool { return l.Path == path }) {
+			return true // or nobody can tell
 		}
 	}
 	return false
+}
+
+// diskOf is the disk of the run in a folder, nil once it has ended: what its
+// monitor has recorded, or was given to begin with.
+func diskOf(dir string) ([]machine.Layer, error) {
+	record, err := monitor.ReadRecord(dir)
+	switch {
+	case err == nil && record.Phase == monitor.Exited:
+		return nil, nil
+	case err == nil:
+		return record.Disk, nil
+	case !errdefs.Is(err, errdefs.NotFound):
+		return nil, err
+	}
+	cfg, err := monitor.ReadConfig(dir)
+	if errdefs.Is(err, errdefs.NotFound) {
+		return nil, nil
+	}
+	return cfg.Run.Disk, err
 }

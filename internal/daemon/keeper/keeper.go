@@ -62,8 +62,9 @@ type Booter interface {
 // Chains turns the recorded layers of a disk into the files that a run opens.
 type Chains interface {
 	Open(ctx context.Context, root machine.Layer, layers []catalog.Layer) ([]machine.Layer, error)
-	// Shorten merges layers that a run has open, if that is worth it now.
-	Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string) (r diskchain.Replacement, worth bool, err error)
+	// Shorten merges layers that a run has open, if that is worth it now, and
+	// has the merged one put in their place.
+	Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string, replace func(diskchain.Replacement) error) (shorter bool, err error)
 }
 
 // Config is what a Keeper works with.

@@ -8,6 +8,7 @@ package shorten
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 
@@ -96,6 +97,8 @@ func (s *Shortener) all() {
 			return
 		case shorter:
 			s.cfg.Log.Info("shortened the disk of a running machine", "machine", m.Name)
+		case errors.Is(err, context.Canceled):
+			// Somebody else had to merge something; it is tried again.
 		case errdefs.Is(err, errdefs.WrongState) || errdefs.Is(err, errdefs.NotFound):
 			// Its run has ended meanwhile, or it is gone.
 		case errdefs.Is(err, errdefs.NoSpace) || errdefs.Is(err, errdefs.OutcomeUnknown):

@@ -15,8 +15,8 @@ import (
 
 // job commits everything from the layer upTo down to base, and lets QEMU quit.
 // QEMU reports the end of a block job by an event, whose error is empty on
-// success.
-func job(ctx context.Context, conn *net.UnixConn, top, base, upTo disk.Layer) error {
+// success. bytesPerSecond bounds its speed unless it is 0.
+func job(ctx context.Context, conn *net.UnixConn, top, base, upTo disk.Layer, bytesPerSecond int64) error {
 	done := qmp.NewSubscription("BLOCK_JOB_COMPLETED", "BLOCK_JOB_ERROR", "BLOCK_JOB_CANCELLED")
 	client, err := qmp.Connect(ctx, conn, done)
 	if err != nil {
@@ -25,7 +25,7 @@ func job(ctx context.Context, conn *net.UnixConn, top, base, upTo disk.Layer) er
 	defer client.Close()
 	args := map[string]any{
 		"job-id": "merge", "device": disk.NodeName(top.ID),
-		"base-node": disk.NodeName(base.ID), "top-node": disk.NodeName(upTo.ID),
+		"base-node": disk.NodeName(base.ID), "top-node": disk.NodeName(upTo.ID), "speed": bytesPerSecond,
 	}
 	if err := client.Execute(ctx, "block-commit", args, nil); err != nil {
 		return err

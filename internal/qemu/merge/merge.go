@@ -67,7 +67,7 @@ func (m *Merger) Merge(ctx context.Context, job disk.Merge) error {
 	base := disk.Layer{ID: "base-" + name, Path: filepath.Join(filepath.Dir(path), "."+name+".tmp"), Format: disk.Qcow2}
 	top := disk.Layer{ID: "top-" + name, Path: filepath.Join(filepath.Dir(path), "."+name+".top.tmp"), Format: disk.Qcow2}
 	steps.Add(func() { _ = os.Remove(base.Path) }) // a rename has taken it away, or it is litter
-	if err := copyFile(ctx, layers[0].Path, base.Path); err != nil {
+	if err := copyFile(ctx, layers[0].Path, base.Path, job.BytesPerSecond); err != nil {
 		return err
 	}
 	size, err := disk.VirtualSize(layers[len(layers)-1])
@@ -79,7 +79,7 @@ func (m *Merger) Merge(ctx context.Context, job disk.Merge) error {
 		return err
 	}
 	chain := slices.Concat(below, []disk.Layer{base}, layers[1:], []disk.Layer{top})
-	if err := m.commit(ctx, chain, base, layers[len(layers)-1], job.Background); err != nil {
+	if err := m.commit(ctx, chain, base, layers[len(layers)-1], job.BytesPerSecond); err != nil {
 		return fmt.Errorf("merge %d layers up to %s: %w", len(layers), layers[len(layers)-1].ID, err)
 	}
 	if _, err := m.disk.Seal(ctx, base.Path); err != nil {
@@ -92,7 +92,7 @@ func (m *Merger) Merge(ctx context.Context, job disk.Merge) error {
 }
 
 // copyFile copies a layer, sharing its blocks where the file system can.
-func copyFile(ctx context.Context, from, to string) (err error) {
+func copyFile(ctx context.Context, from, to string, bytesPerSecond int64) (err error) {
 	in, err := os.Open(from)
 	if err != nil {
 		return errdefs.New(errdefs.Storage, "copy layer: %w", err)
@@ -103,21 +103,32 @@ func copyFile(ctx context.Context, from, to string) (err error) {
 		return errdefs.New(errdefs.Storage, "copy layer: %w", err)
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	const piece = 64 << 20
-	for err == nil && ctx.Err() == nil {
-		_, err = io.CopyN(out, in, piece) // by copy_file_range(2)
+	piece := int64(64 << 20)
+	always := make(chan time.Time)
+	close(always)
+	turn := (<-chan time.Time)(always)
+	if bytesPerSecond > 0 {
+		piece = max(bytesPerSecond/10, 4096)
+		ticker := time.NewTicker(100 * time.Millisecond)
+		defer ticker.Stop()
+		turn = ticker.C
 	}
-	switch {
-	case ctx.Err() != nil:
-		return fmt.Errorf("copy layer %q: %w", from, ctx.Err())
-	case errors.Is(err, io.EOF):
+	for err == nil {
+		select {
+		case <-turn:
+			_, err = io.CopyN(out, in, piece) // by copy_file_range(2)
+		case <-ctx.Done():
+			return fmt.Errorf("copy layer %q: %w", from, ctx.Err())
+		}
+	}
+	if errors.Is(err, io.EOF) {
 		return nil
 	}
 	return errdefs.New(errdefs.Storage, "copy layer %q: %w", from, err)
 }
 
 // commit lets QEMU write what is above base, up to the layer upTo, into base.
-func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk.Layer, background bool) error {
+func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk.Layer, bytesPerSecond int64) error {
 	caps, err := m.cfg.Host.Probe(ctx)
 	if err != nil {
 		return err
@@ -141,11 +152,11 @@ func (m *Merger) commit(ctx context.Context, chain []disk.Layer, base, upTo disk
 		_ = theirs.Close()
 		return errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
 	}
-	_ = theirs.Close() // QEMU has its own
-	if background {    // its threads, none of which works yet, inherit it
+	_ = theirs.Close()      // QEMU has its own
+	if bytesPerSecond > 0 { // its threads, none of which works yet, inherit it
 		_ = unix.Setpriority(unix.PRIO_PROCESS, cmd.Process.Pid, lowest)
 	}
-	err = job(ctx, ours, chain[len(chain)-1], base, upTo)
+	err = job(ctx, ours, chain[len(chain)-1], base, upTo, bytesPerSecond)
 	if err != nil {
 		_ = cmd.Process.Kill() // it may have ended by itself
 	}

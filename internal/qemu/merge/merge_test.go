@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
@@ -150,6 +151,28 @@ func TestMergedShowsTheSame(t *testing.T) {
 				t.Errorf("files %v", names)
 			}
 		})
+	}
+}
+
+// TestSlowly merges what nobody waits for, which is no faster than it may be.
+func TestSlowly(t *testing.T) {
+	s := newScene(t, 5)
+	want := s.content(s.chain(s.layers...))
+	merged := disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
+	info, err := os.Stat(s.layers[0].Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	job := disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path, BytesPerSecond: info.Size()}
+	if err := s.merger().Merge(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < 900*time.Millisecond {
+		t.Errorf("copied %d bytes within %s", info.Size(), took)
+	}
+	if !bytes.Equal(want, s.content(s.chain(merged))) {
+		t.Error("the merged layer shows something else than the layers")
 	}
 }
 
