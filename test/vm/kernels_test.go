@@ -15,30 +15,36 @@ import (
 // with a kernel that has PAGEMAP_SCAN.
 const newerVariable = "HOLDPOINT_TEST_IMAGE_NEWER"
 
-// TestOtherKernels runs the tests of package dirty in guests, on kernels that
-// hosts may have: a strategy that this host's kernel lacks is exercised there.
-func TestOtherKernels(t *testing.T) {
+// TestOlderKernel runs the tests of package dirty in a guest with the kernel of
+// Debian 12, which has soft-dirty bits and no PAGEMAP_SCAN: the other way round
+// than this host's, maybe.
+func TestOlderKernel(t *testing.T) {
+	otherKernel(t)
+	prepared(t)
+	newAlive(t).runDirtyTests(t, map[dirty.Strategy]bool{dirty.SoftDirty: true, dirty.Untracked: true})
+}
+
+// TestNewerKernel runs them in a guest whose kernel has both, and takes such a
+// guest through a full checkpoint. It wants a QEMU that emulates that kernel
+// well, which 7.2 does not: under it Linux 6.12 crashes now and then, even while
+// it boots.
+func TestNewerKernel(t *testing.T) {
+	newer := otherKernel(t)
+	prepared(t)
+	t.Setenv(imageVariable, newer)
+	a := newAlive(t)
+	a.runDirtyTests(t, map[dirty.Strategy]bool{dirty.Userfaultfd: true, dirty.SoftDirty: true, dirty.Untracked: true})
+	t.Run("guest", a.testGuest)
+}
+
+// otherKernel is the image with the newer kernel; the test is skipped without it.
+func otherKernel(t *testing.T) string {
+	t.Helper()
 	newer := os.Getenv(newerVariable)
 	if newer == "" {
 		t.Skipf("%s is not set; run make test-versions", newerVariable)
 	}
-	prepared(t)
-	tests := filepath.Join(t.TempDir(), "dirty.test")
-	build := exec.Command("go", "test", "-c", "-o", tests, "../../internal/dirty")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the tests: %v: %s", err, out)
-	}
-	t.Run("older", func(t *testing.T) {
-		a := newAlive(t)
-		a.runDirtyTests(t, tests, map[dirty.Strategy]bool{dirty.SoftDirty: true, dirty.Untracked: true})
-	})
-	t.Run("newer", func(t *testing.T) {
-		t.Setenv(imageVariable, newer)
-		a := newAlive(t)
-		a.runDirtyTests(t, tests, map[dirty.Strategy]bool{dirty.Userfaultfd: true, dirty.SoftDirty: true, dirty.Untracked: true})
-		t.Run("guest", a.testGuest)
-	})
+	return newer
 }
 
 // hasScan reports whether a kernel release, as uname has it, has PAGEMAP_SCAN.
@@ -51,9 +57,15 @@ func hasScan(t *testing.T, release string) bool {
 	return major > 6 || major == 6 && minor >= 7
 }
 
-// runDirtyTests runs a test program of package dirty in a guest, whose kernel
-// is to have the strategies that are true and to lack all others.
-func (a alive) runDirtyTests(t *testing.T, tests string, has map[dirty.Strategy]bool) {
+// runDirtyTests runs the tests of package dirty in a guest, whose kernel is to
+// have the strategies that are true and to lack all others.
+func (a alive) runDirtyTests(t *testing.T, has map[dirty.Strategy]bool) {
+	tests := filepath.Join(t.TempDir(), "dirty.test")
+	build := exec.Command("go", "test", "-c", "-o", tests, "../../internal/dirty")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the tests: %v: %s", err, out)
+	}
 	a.Must(t, "run", "lab", "--image", "debian", "--memory", "512M", "--cpus", "2")
 	release := strings.TrimSpace(a.Must(t, "exec", "lab", "--", "uname", "-r"))
 	if got := hasScan(t, release); got != has[dirty.Userfaultfd] {
