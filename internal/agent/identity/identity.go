@@ -101,7 +101,9 @@ func write(root, name, content string) error {
 }
 
 // lastLine is where the last line of a text begins.
-func lastLine(text string) int { return strings.LastIndexByte(strings.TrimSuffix(text, "\n"), '\n') + 1 }
+func lastLine(text string) int {
+	return strings.LastIndexByte(strings.TrimSuffix(text, "\n"), '\n') + 1
+}
 
 // overwrite writes what differs, from an offset on, into a file of a length. It
 // never leaves less in the file than was there or is to be there.

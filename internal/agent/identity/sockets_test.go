@@ -36,6 +36,46 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func TestCountTCP(t *testing.T) {
+	const four, six = "sockets: used 9\nTCP: inuse 2 orphan 0 tw 3 alloc 5 mem 1\nUDP: inuse 7 mem 0\n", "TCP6: inuse 3\nUDP6: inuse 8\n"
+	if all, here := countTCP(four, six); all != 5 || here != 5 {
+		t.Errorf("%d in all, %d here", all, here)
+	}
+	for _, other := range [][2]string{
+		{"", six},
+		{four, ""},
+		{"TCP: inuse 0 orphan 0\n", six},
+		{"UDP: inuse 0 alloc 0\n", six},
+		{"TCP: alloc", six},
+		{"TCP: inuse x alloc 0", six},
+		{"TCP: inuse 0 alloc -5", six},
+	} {
+		if all, here := countTCP(other[0], other[1]); all >= 0 || here >= 0 {
+			t.Errorf("%q: %d in all, %d here", other, all, here)
+		}
+	}
+}
+
+// TestTCPSocketsOfThisKernel: each way to have one is counted.
+func TestTCPSocketsOfThisKernel(t *testing.T) {
+	for _, network := range []string{"tcp4", "tcp6"} {
+		l, err := net.Listen(network, "localhost:0")
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		defer l.Close()
+		near, err := net.Dial(network, l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer near.Close()
+		if all, here := tcpSockets(); here < 2 || all < here {
+			t.Errorf("%s: %d in all, %d here", network, all, here)
+		}
+	}
+}
+
 func TestDestroyOutside(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("ip(8) is missing: addresses cannot be given to the namespace")
