@@ -130,6 +130,9 @@ func inOwnNamespace() error {
 	if err := outside["198.51.100.7"].near.(*net.TCPConn).CloseWrite(); err != nil {
 		return err
 	}
+	if err := visitsAnother(); err != nil {
+		return err
+	}
 	me := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
 	n, err := destroyIn([]string{me, "/proc/self/ns/net", "/proc/0/ns/net"})
 	if errdefs.Is(err, errdefs.Unsupported) {
@@ -168,6 +171,37 @@ func inOwnNamespace() error {
 		return err
 	}
 	return outside["198.51.100.9"].alive()
+}
+
+// visitsAnother holds that each namespace is visited once, and left again.
+func visitsAnother() error {
+	other := exec.Command("sleep", "60")
+	other.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	if err := other.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait() // it was killed
+	}()
+	there := fmt.Sprintf("/proc/%d/ns/net", other.Process.Pid)
+	want, err := os.Readlink(there)
+	if err != nil {
+		return err
+	}
+	home := func() (string, error) { return os.Readlink(ownNamespace) }
+	own, err := home()
+	if err != nil {
+		return err
+	}
+	seen, err := inEach([]string{"/proc/self/ns/net", there, "/proc/0/ns/net", there, "/proc/self/ns/net"}, home)
+	if err != nil || len(seen) != 2 || seen[0] != own || seen[1] != want || own == want {
+		return fmt.Errorf("visited %q of %q and %q, %w", seen, own, want, err)
+	}
+	if after, err := home(); err != nil || after != own {
+		return fmt.Errorf("left in %q, not %q, %w", after, own, err)
+	}
+	return nil
 }
 
 func connectTo(addr string, into map[string]*pair) error {
