@@ -63,7 +63,8 @@ type load struct {
 	random []byte
 	filled int
 	noise  noise
-	disk   atomic.Int64 // bytes a second
+	disk   atomic.Int64  // bytes a second
+	wake   chan struct{} // has one when disk has changed
 
 	// block is what speed is measured in.
 	measured sync.Mutex
@@ -71,7 +72,7 @@ type load struct {
 }
 
 func run(port int, inUse, random, dirty int64) error {
-	l := &load{noise: noise{state: uint64(time.Now().UnixNano())}}
+	l := &load{noise: noise{state: uint64(time.Now().UnixNano())}, wake: make(chan struct{}, 1)}
 	var err error
 	if l.random, err = anonymous(random); err != nil {
 		return err
@@ -148,6 +149,9 @@ func (n *noise) fill(b []byte) {
 func (l *load) keepDirtying(rate int64) {
 	own := noise{state: 1}
 	pages := int(rate / burst / pageBytes)
+	if pages == 0 {
+		return // what has nothing to do does not wake the guest
+	}
 	place := 0
 	for range time.Tick(time.Second / burst) {
 		for range pages {
@@ -168,6 +172,9 @@ func (l *load) keepWriting() {
 	block := make([]byte, mib)
 	var owed, at int64
 	for n := 0; ; n++ {
+		for l.disk.Load() == 0 {
+			<-l.wake
+		}
 		time.Sleep(time.Second / burst)
 		for owed += l.disk.Load() / burst; owed >= mib; owed -= mib {
 			own.fill(block)
@@ -178,7 +185,7 @@ func (l *load) keepWriting() {
 			at = (at + mib) % diskBytes
 		}
 		// To the disk, and not only into the page cache.
-		if n%(burst/4) == 0 && l.disk.Load() > 0 {
+		if n%(burst/4) == 0 {
 			if err := unix.Fdatasync(int(f.Fd())); err != nil {
 				fmt.Fprintln(os.Stderr, "load:", err)
 			}
@@ -207,6 +214,10 @@ func (l *load) answer(w io.Writer, words []string) error {
 		return stream(w)
 	case "disk":
 		l.disk.Store(argument * mib)
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
 	case "fill":
 		l.fillNew(int(argument))
 	case "speed":

@@ -110,6 +110,7 @@ func New(cfg Config) (*Agent, error) {
 		}
 		bootID = strings.TrimSpace(string(b))
 	}
+	codec.Prepare()
 	family := command.NewFamily(cfg.Init)
 	return &Agent{
 		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: identity.NewClock(cfg.Init),

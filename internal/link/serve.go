@@ -30,6 +30,7 @@ func Serve(ctx context.Context, l net.Listener, cfg ServeConfig) error {
 			handlers.Add(1)
 			defer handlers.Done()
 			r.Body = &wholeReader{ReadCloser: r.Body}
+			w.Header()["Date"] = nil // nobody reads it, and to write it takes a guest's time
 			bw := &wholeWriter{ResponseWriter: w}
 			defer bw.flush()
 			cfg.Handler.ServeHTTP(bw, r)

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/link"
@@ -22,6 +23,19 @@ type Codec struct{}
 
 // bulk is from which size that pays, in bytes.
 const bulk = 4 << 10
+
+// Prepare does what protobuf does at the first use of each message of the
+// service. Done before a full checkpoint, it is in the memory of all that go on
+// from there; else each of them would do it again, before it can say that it is
+// ready.
+func Prepare() {
+	messages := agentv1.File_agent_v1_agent_proto.Messages()
+	for i := range messages.Len() {
+		if t, err := protoregistry.GlobalTypes.FindMessageByName(messages.Get(i).FullName()); err == nil {
+			_ = proto.Size(t.Zero().Interface())
+		}
+	}
+}
 
 // Name is that of Connect's own codec, which this one replaces.
 func (Codec) Name() string { return "proto" }

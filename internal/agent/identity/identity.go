@@ -32,7 +32,8 @@ func Check(hostname, machineID string) error {
 // /etc/hostname and the line of /etc/hosts. Those that are right already stay
 // untouched, so that a boot writes nothing to the disk; what stands for an
 // empty argument stays too. Programs that read at the same time see the old
-// content or the new one.
+// content or the new one; of a name that gets another length they may, for the
+// moment of the write, see the end of one behind the beginning of the other.
 func WriteFiles(root, hostname, machineID string) error {
 	if machineID != "" {
 		if err := write(root, "etc/machine-id", machineID+"\n"); err != nil {
@@ -68,21 +69,25 @@ func hosts(old, name string) string {
 	return b.String() + "127.0.1.1 " + name + "\n"
 }
 
-// write gives a file its content. One of the same length is overwritten in
-// place by one write: it stays the file that containers of the guest have
-// mounted. Others are replaced by a new one, unless that cannot be: a mount
-// point cannot be replaced, and a full disk has no room for a second file.
+// write gives a file its content. Where only the last line differs, as it does
+// once the machine has had a name, that line is written in place: the file
+// stays the one that containers of the guest have mounted, and a guest that
+// goes on under emulation, where each new path through the kernel costs, need
+// not make, rename and remove a file. Others are replaced by a new one, unless
+// that cannot be: a mount point cannot be replaced, and a full disk has no room
+// for a second file.
 func write(root, name, content string) error {
 	full := filepath.Join(root, name)
-	old, err := os.ReadFile(full)
+	b, err := os.ReadFile(full)
+	old := string(b)
 	switch {
-	case err == nil && string(old) == content:
+	case err == nil && old == content:
 		return nil
-	case err == nil && len(old) == len(content):
-		err = overwrite(full, content)
+	case err == nil && lastLine(old) == lastLine(content) && old[:lastLine(old)] == content[:lastLine(content)]:
+		err = overwrite(full, content, lastLine(content), len(old))
 	case err == nil:
 		if replace(full, content) != nil {
-			err = overwrite(full, content)
+			err = overwrite(full, content, 0, len(old))
 		}
 	case os.IsNotExist(err):
 		if err = os.MkdirAll(filepath.Dir(full), 0o755); err == nil {
@@ -95,14 +100,20 @@ func write(root, name, content string) error {
 	return nil
 }
 
-// overwrite never leaves less in the file than was there or is to be there.
-func overwrite(full, content string) error {
+// lastLine is where the last line of a text begins.
+func lastLine(text string) int {
+	return strings.LastIndexByte(strings.TrimSuffix(text, "\n"), '\n') + 1
+}
+
+// overwrite writes what differs, from an offset on, into a file of a length. It
+// never leaves less in the file than was there or is to be there.
+func overwrite(full, content string, from, length int) error {
 	f, err := os.OpenFile(full, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if _, err := f.WriteAt([]byte(content), 0); err != nil {
+	if _, err := f.WriteAt([]byte(content[from:]), int64(from)); err != nil || length <= len(content) {
 		return err
 	}
 	return f.Truncate(int64(len(content)))

@@ -56,6 +56,36 @@ func TestMachineIDStaysTheSameFile(t *testing.T) {
 	}
 }
 
+// TestNamesAreWrittenInPlace: once the files hold a name, the next one makes no
+// new files, be it longer or shorter, and what else is in them stays.
+func TestNamesAreWrittenInPlace(t *testing.T) {
+	root := t.TempDir()
+	etc := filepath.Join(root, "etc")
+	must(t, os.Mkdir(etc, 0o755))
+	must(t, os.WriteFile(filepath.Join(etc, "hosts"), []byte("10.0.0.1 db\n"), 0o644))
+	must(t, WriteFiles(root, "web", ""))
+	same := map[string]os.FileInfo{}
+	for _, name := range []string{"hosts", "hostname"} {
+		fi, err := os.Stat(filepath.Join(etc, name))
+		must(t, err)
+		same[name] = fi
+	}
+	for _, name := range []string{"a-longer-name", "b", "c", ""} {
+		must(t, WriteFiles(root, name, ""))
+		if name == "" {
+			name = "c" // it stays
+		}
+		for file, want := range map[string]string{"hosts": "10.0.0.1 db\n127.0.1.1 " + name + "\n", "hostname": name + "\n"} {
+			if got := content(t, etc, file); got != want {
+				t.Errorf("%s holds %q, want %q", file, got, want)
+			}
+			if fi, err := os.Stat(filepath.Join(etc, file)); err != nil || !os.SameFile(fi, same[file]) {
+				t.Errorf("named %q, %s is another file, %v", name, file, err)
+			}
+		}
+	}
+}
+
 func TestNamesAreReplacedWhole(t *testing.T) {
 	root := t.TempDir()
 	etc := filepath.Join(root, "etc")

@@ -59,29 +59,46 @@ func openDiag() (*diag, error) {
 
 func (d *diag) close() { _ = unix.Close(d.fd) }
 
-// destroy destroys the live TCP sockets whose other end is outside, and counts
-// those that somebody had open.
-func (d *diag) destroy(inside func(netip.Addr) bool) (int, error) {
-	n := 0
+// remote is a live TCP socket whose other end is not on the loopback.
+type remote struct {
+	tcpSocket
+	diag *diag
+}
+
+// remotes lists them.
+func (d *diag) remotes() ([]*remote, error) {
+	var all []*remote
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 		list, err := d.list(family)
 		if err != nil {
-			return n, explain(err)
+			return all, explain(err)
 		}
 		for _, s := range list {
-			if inside(s.remote) {
-				continue
-			}
-			gone, err := d.end(s)
-			if err != nil {
-				return n, explain(err)
-			}
-			if gone && s.open {
-				n++
+			if !s.remote.IsLoopback() && !s.remote.IsUnspecified() {
+				all = append(all, &remote{s, d})
 			}
 		}
 	}
-	return n, nil
+	return all, nil
+}
+
+// destroy destroys the sockets whose other end is outside, and counts those
+// that somebody had open.
+func destroy(all []*remote, inside func(netip.Addr) bool) (n int, err error) {
+	for _, s := range all {
+		if inside(s.remote) {
+			continue
+		}
+		gone, derr := s.diag.end(s.tcpSocket)
+		if derr != nil {
+			err = errors.Join(err, explain(derr))
+			continue
+		}
+		if gone && s.open {
+			n++
+		}
+	}
+	return n, err
 }
 
 // explain gives kind UNSUPPORTED to what a kernel without the means answers.

@@ -36,6 +36,46 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func TestCountTCP(t *testing.T) {
+	const four, six = "sockets: used 9\nTCP: inuse 2 orphan 0 tw 3 alloc 5 mem 1\nUDP: inuse 7 mem 0\n", "TCP6: inuse 3\nUDP6: inuse 8\n"
+	if all, here := countTCP(four, six); all != 5 || here != 5 {
+		t.Errorf("%d in all, %d here", all, here)
+	}
+	for _, other := range [][2]string{
+		{"", six},
+		{four, ""},
+		{"TCP: inuse 0 orphan 0\n", six},
+		{"UDP: inuse 0 alloc 0\n", six},
+		{"TCP: alloc", six},
+		{"TCP: inuse x alloc 0", six},
+		{"TCP: inuse 0 alloc -5", six},
+	} {
+		if all, here := countTCP(other[0], other[1]); all >= 0 || here >= 0 {
+			t.Errorf("%q: %d in all, %d here", other, all, here)
+		}
+	}
+}
+
+// TestTCPSocketsOfThisKernel: each way to have one is counted.
+func TestTCPSocketsOfThisKernel(t *testing.T) {
+	for _, network := range []string{"tcp4", "tcp6"} {
+		l, err := net.Listen(network, "localhost:0")
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		defer l.Close()
+		near, err := net.Dial(network, l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer near.Close()
+		if all, here := tcpSockets(); here < 2 || all < here {
+			t.Errorf("%s: %d in all, %d here", network, all, here)
+		}
+	}
+}
+
 func TestDestroyOutside(t *testing.T) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("ip(8) is missing: addresses cannot be given to the namespace")
@@ -90,6 +130,9 @@ func inOwnNamespace() error {
 	if err := outside["198.51.100.7"].near.(*net.TCPConn).CloseWrite(); err != nil {
 		return err
 	}
+	if err := visitsAnother(); err != nil {
+		return err
+	}
 	me := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
 	n, err := destroyIn([]string{me, "/proc/self/ns/net", "/proc/0/ns/net"})
 	if errdefs.Is(err, errdefs.Unsupported) {
@@ -128,6 +171,37 @@ func inOwnNamespace() error {
 		return err
 	}
 	return outside["198.51.100.9"].alive()
+}
+
+// visitsAnother holds that each namespace is visited once, and left again.
+func visitsAnother() error {
+	other := exec.Command("sleep", "60")
+	other.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	if err := other.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait() // it was killed
+	}()
+	there := fmt.Sprintf("/proc/%d/ns/net", other.Process.Pid)
+	want, err := os.Readlink(there)
+	if err != nil {
+		return err
+	}
+	home := func() (string, error) { return os.Readlink(ownNamespace) }
+	own, err := home()
+	if err != nil {
+		return err
+	}
+	seen, err := inEach([]string{"/proc/self/ns/net", there, "/proc/0/ns/net", there, "/proc/self/ns/net"}, home)
+	if err != nil || len(seen) != 2 || seen[0] != own || seen[1] != want || own == want {
+		return fmt.Errorf("visited %q of %q and %q, %w", seen, own, want, err)
+	}
+	if after, err := home(); err != nil || after != own {
+		return fmt.Errorf("left in %q, not %q, %w", after, own, err)
+	}
+	return nil
 }
 
 func connectTo(addr string, into map[string]*pair) error {
