@@ -3,9 +3,10 @@
 // somebody opens it, keeps it while somebody uses it, and gives its space back
 // least recently used first. It decides nothing about layers, and starts no run.
 //
-// The life of a memory file: Open makes it under a temporary name, checking each
-// frame, and renames it; it is never written again; runs map it privately; it
-// goes when it is evicted. Nothing waits for the disk, since it can be made
+// The life of a memory file: Open makes it under a temporary name, from the layers
+// and, where the digests say that it has the same, from another memory file, and
+// renames it; it is never written again; runs map it privately; it goes when it is
+// evicted. Nothing waits for the disk, since it can be made
 // again: so all files go when the host has booted anew, because a power cut may
 // have left a name without its content.
 //
@@ -263,9 +264,14 @@ func (c *Cache) materialize(ctx context.Context, path string, ids []string) erro
 		return err
 	}
 	defer done()
-	return store.Materialize(ctx, store.MaterializeConfig{
+	cfg := store.MaterializeConfig{
 		FS: c.cfg.Files, Path: path, MemoryBytes: layers[0].Info().MemoryBytes, Layers: layers, Unsynced: true,
-	})
+	}
+	if base := c.base(ids, layers); base != nil {
+		defer base.Close()
+		cfg.Base = base
+	}
+	return store.Materialize(ctx, cfg)
 }
 
 // View shows the memory that layers, lowest first and all of a chain, stand for,
