@@ -54,6 +54,9 @@ func (s *Sample) In(memory io.ReaderAt) float64 {
 // inBase reads the pages that are used of a frame from the base, to where the
 // payload has them; found when all are there, by their digests.
 func (m *materialization) inBase(t task, b *buffers) (data []byte, found bool) {
+	if m.base == nil {
+		return nil, false
+	}
 	sums := m.layers[t.layer].frames[t.frame].sums
 	data = sized(&b.data, len(sums)*PageSize+decoderSlack)
 	for p := range m.pieces(t) {

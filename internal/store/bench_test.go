@@ -181,14 +181,23 @@ func BenchmarkChain(b *testing.B) {
 		name   string
 		layers int
 		base   io.ReaderAt
-	}{{"one-layer", 1, nil}, {"21-layers", 21, nil}, {"base-of-20-layers", 21, base}} {
+		spare  bool
+	}{
+		{"one-layer", 1, nil, false}, {"21-layers", 21, nil, false},
+		{"base-of-20-layers", 21, base, false}, {"spare-of-20-layers", 21, nil, true},
+	} {
 		b.Run("materialize-"+c.name, func(b *testing.B) {
 			path := filepath.Join(dir, "memory")
 			defer cpu(b)()
 			for b.Loop() {
-				must(b, Materialize(b.Context(), MaterializeConfig{
-					Path: path, MemoryBytes: size, Layers: chain[:c.layers], Base: c.base, Unsynced: true,
-				}))
+				cfg := MaterializeConfig{Path: path, MemoryBytes: size, Layers: chain[:c.layers], Base: c.base, Unsynced: true}
+				if c.spare {
+					b.StopTimer()
+					cfg.Spare = filepath.Join(dir, "spare")
+					must(b, Materialize(b.Context(), MaterializeConfig{Path: cfg.Spare, MemoryBytes: size, Layers: chain[:20], Unsynced: true}))
+					b.StartTimer()
+				}
+				must(b, Materialize(b.Context(), cfg))
 				// In the place of an old file it would wait for the disk.
 				must(b, os.Remove(path))
 			}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -9,8 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-
-	"github.com/klauspost/compress/zstd"
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -29,6 +28,11 @@ type MaterializeConfig struct {
 	// they belong, such as an older memory file (see Sample). They are taken from
 	// it, each by its digest; what it does not have comes from the layers.
 	Base io.ReaderAt
+	// Spare, which may be empty, is an older memory file that nobody needs any
+	// more, under a temporary name. It is rewritten where it differs, with itself
+	// as the base, and becomes the new one: so only what differs is written. One
+	// of another size, or that somebody still has open or mapped, is removed.
+	Spare string
 	// Unsynced leaves out waiting for the disk. The file must then not be used
 	// after the host has booted anew.
 	Unsynced bool
@@ -38,34 +42,31 @@ type MaterializeConfig struct {
 // where the memory is zero. Each frame or page is checked before it is used;
 // pages that a higher layer has are not read. On error there is no new file.
 func Materialize(ctx context.Context, cfg MaterializeConfig) error {
+	var steps undo.Stack
+	defer steps.Run()
+	if cfg.Spare != "" {
+		steps.Add(func() { _ = cfg.FS.RemoveUnsynced(cfg.Spare) })
+	}
 	m, err := newMaterialization(cfg.MemoryBytes, cfg.Layers)
 	if err != nil {
 		return fmt.Errorf("materialize %q: %w", filepath.Base(cfg.Path), err)
 	}
-	m.base = cfg.Base
-	// The name is one that durable.FS.RemoveTemps knows.
-	temp := cfg.Path + "." + durable.NewID() + ".tmp"
-	var steps undo.Stack
-	defer steps.Run()
-	file, err := cfg.FS.CreateExclusive(temp, 0o600)
+	temp, file, err := m.begin(cfg)
 	if err != nil {
 		return err
 	}
 	steps.Add(func() { _ = cfg.FS.RemoveUnsynced(temp) })
 	defer file.Close()
-	if err := file.OS().Truncate(cfg.MemoryBytes); err != nil {
-		return errdefs.New(errdefs.Storage, "materialize %q: %w", cfg.Path, err)
-	}
-	if err := m.make(ctx, file.OS()); err != nil {
+	if err := m.make(ctx, file); err != nil {
 		return fmt.Errorf("materialize %q: %w", filepath.Base(cfg.Path), err)
 	}
+	if err := file.Close(); err != nil {
+		return writeError(err)
+	}
 	if !cfg.Unsynced {
-		if err := file.Sync(); err != nil {
+		if err := cfg.FS.Sync(temp); err != nil {
 			return err
 		}
-	}
-	if err := file.Close(); err != nil {
-		return err
 	}
 	rename := cfg.FS.Rename
 	if cfg.Unsynced {
@@ -78,12 +79,39 @@ func Materialize(ctx context.Context, cfg MaterializeConfig) error {
 	return nil
 }
 
+// begin opens the file to write to, which is the spare one or new. Its name is
+// one that durable.FS.RemoveTemps knows.
+func (m *materialization) begin(cfg MaterializeConfig) (temp string, file *os.File, err error) {
+	if cfg.Spare != "" {
+		if file := adopt(cfg.Spare, cfg.MemoryBytes); file != nil {
+			m.base, m.inPlace = file, true
+			return cfg.Spare, file, nil
+		}
+		if err := cfg.FS.RemoveUnsynced(cfg.Spare); err != nil {
+			return "", nil, err
+		}
+	}
+	m.base = cfg.Base
+	temp = cfg.Path + "." + durable.NewID() + ".tmp"
+	created, err := cfg.FS.CreateExclusive(temp, 0o600)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := created.OS().Truncate(cfg.MemoryBytes); err != nil {
+		return "", nil, errors.Join(
+			errdefs.New(errdefs.Storage, "materialize %q: %w", cfg.Path, err), created.Close(), cfg.FS.RemoveUnsynced(temp))
+	}
+	return temp, created.OS(), nil
+}
+
 // materialization is a memory file in the making.
 type materialization struct {
 	layers []*Layer
 	base   io.ReaderAt
-	// owners has for each page the number of its layer from 1 on; 0 is a page
-	// that no layer has.
+	// inPlace: the base is the file itself.
+	inPlace bool
+	// owners has for each page the number of its layer from 1 on, negative if it
+	// is zero there; 0 is a page that no layer has.
 	owners []int32
 	// tasks are the frames of which some page is used, from the highest layer down.
 	tasks []task
@@ -105,9 +133,13 @@ func newMaterialization(memoryBytes int64, layers []*Layer) (*materialization, e
 		for n := range l.frames {
 			used := false
 			for _, r := range l.frames[n].runs {
+				owner := -int32(i) - 1
+				if r.data {
+					owner = -owner
+				}
 				for p := r.first; p < r.end(); p++ {
 					if m.owners[p] == 0 {
-						m.owners[p] = int32(i) + 1
+						m.owners[p] = owner
 						used = used || r.data
 					}
 				}
@@ -124,8 +156,13 @@ func newMaterialization(memoryBytes int64, layers []*Layer) (*materialization, e
 // which one does after the other.
 const mostReaders = 8
 
-// make writes the pages. Zero pages are holes already.
+// make writes the pages. Zero pages are holes.
 func (m *materialization) make(ctx context.Context, file *os.File) error {
+	if m.inPlace {
+		if err := m.clear(file); err != nil {
+			return writeError(err)
+		}
+	}
 	readers := min(runtime.GOMAXPROCS(0), mostReaders)
 	z, err := newDecoder(readers)
 	if err != nil {
@@ -135,9 +172,15 @@ func (m *materialization) make(ctx context.Context, file *os.File) error {
 		var b buffers
 		return func(i int) error {
 			t := m.tasks[i]
-			data, err := m.load(t, z, &b)
-			if err != nil {
-				return err
+			data, found := m.inBase(t, &b)
+			if found && m.inPlace {
+				return nil
+			}
+			if !found {
+				var err error
+				if data, err = m.layers[t.layer].load(t.frame, z, &b); err != nil {
+					return err
+				}
 			}
 			for p := range m.pieces(t) {
 				if _, err := file.WriteAt(data[p.at*PageSize:][:p.count*PageSize], p.first*PageSize); err != nil {
@@ -147,16 +190,6 @@ func (m *materialization) make(ctx context.Context, file *os.File) error {
 			return nil
 		}
 	})
-}
-
-// load gives the data of a frame, as far as it is used, in the buffers.
-func (m *materialization) load(t task, z *zstd.Decoder, b *buffers) ([]byte, error) {
-	if m.base != nil {
-		if data, found := m.inBase(t, b); found {
-			return data, nil
-		}
-	}
-	return m.layers[t.layer].load(t.frame, z, b)
 }
 
 // piece is some neighboring pages of a memory, and where they are in a payload,
