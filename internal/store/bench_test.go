@@ -183,8 +183,10 @@ func BenchmarkChain(b *testing.B) {
 		base   io.ReaderAt
 		spare  bool
 	}{
-		{"one-layer", 1, nil, false}, {"21-layers", 21, nil, false},
-		{"base-of-20-layers", 21, base, false}, {"spare-of-20-layers", 21, nil, true},
+		{"one-layer", 1, nil, false},
+		{"21-layers", 21, nil, false},
+		{"base-of-20-layers", 21, base, false},
+		{"spare-of-20-layers", 21, nil, true},
 	} {
 		b.Run("materialize-"+c.name, func(b *testing.B) {
 			path := filepath.Join(dir, "memory")

@@ -9,7 +9,8 @@ import (
 )
 
 // adopt opens a file to be rewritten. Nil unless it is a file of the size that
-// nobody else has open or mapped: the kernel lends it for writing only then.
+// nobody else has open or mapped, since only then the kernel gives a lease on it
+// for writing, and that can have holes made.
 func adopt(path string, size int64) *os.File {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -23,6 +24,9 @@ func adopt(path string, size int64) *os.File {
 		if err == nil {
 			_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, kind)
 		}
+	}
+	if err == nil {
+		err = punch(file, size, PageSize) // behind its end: this is to try
 	}
 	if err != nil {
 		_ = file.Close() // nothing was written
@@ -56,12 +60,19 @@ func (m *materialization) clear(file *os.File) error {
 			if q == p {
 				continue
 			}
-			if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, p*PageSize, (q-p)*PageSize); err != nil {
-				return fmt.Errorf("make a hole: %w", err)
+			if err := punch(file, p*PageSize, (q-p)*PageSize); err != nil {
+				return err
 			}
 			p = q
 		}
 		at = end * PageSize
+	}
+	return nil
+}
+
+func punch(file *os.File, offset, length int64) error {
+	if err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, length); err != nil {
+		return fmt.Errorf("make a hole: %w", err)
 	}
 	return nil
 }
