@@ -16,7 +16,7 @@ func baseWorld(t *testing.T) (MaterializeConfig, []byte) {
 	const pages = 4 * batchPages
 	size := int64(pages * PageSize)
 	memory := noise(1, pages)
-	clear(memory[10*PageSize : 20*PageSize])
+	clear(memory[10*PageSize : 40*PageSize])
 	low, _ := file(t, WriteConfig{ID: id(1), MemoryBytes: size, Pages: runsOf([2]int64{0, pages}), Memory: bytes.NewReader(memory)})
 	below, err := NewView(nil, size, low)
 	must(t, err)

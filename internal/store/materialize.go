@@ -30,8 +30,9 @@ type MaterializeConfig struct {
 	Base io.ReaderAt
 	// Spare, which may be empty, is an older memory file that nobody needs any
 	// more, under a temporary name. It is rewritten where it differs, with itself
-	// as the base, and becomes the new one: so only what differs is written. One
-	// of another size, or that somebody still has open or mapped, is removed.
+	// as the base, and becomes the new one: so only what differs is written, and a
+	// few zero pages may stay without a hole. One of another size, or that somebody
+	// still has open or mapped, is removed.
 	Spare string
 	// Unsynced leaves out waiting for the disk. The file must then not be used
 	// after the host has booted anew.
@@ -156,7 +157,7 @@ func newMaterialization(memoryBytes int64, layers []*Layer) (*materialization, e
 // which one does after the other.
 const mostReaders = 8
 
-// make writes the pages. Zero pages are holes.
+// make writes the pages; those of a new file that are zero are holes.
 func (m *materialization) make(ctx context.Context, file *os.File) error {
 	if m.inPlace {
 		if err := m.clear(file); err != nil {

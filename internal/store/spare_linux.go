@@ -35,7 +35,12 @@ func adopt(path string, size int64) *os.File {
 	return file
 }
 
-// clear makes holes of what the file has where the memory has no data.
+// leastHole is the least that a hole is made of, in pages: making one may wait
+// for the disk, which writing zeros where there is data already does not.
+const leastHole = 16
+
+// clear makes zero, and holes where it is worth it, of what the file has where
+// the memory has no data.
 func (m *materialization) clear(file *os.File) error {
 	size := int64(len(m.owners)) * PageSize
 	for at := int64(0); at < size; {
@@ -60,7 +65,12 @@ func (m *materialization) clear(file *os.File) error {
 			if q == p {
 				continue
 			}
-			if err := punch(file, p*PageSize, (q-p)*PageSize); err != nil {
+			if q-p >= leastHole {
+				err = punch(file, p*PageSize, (q-p)*PageSize)
+			} else {
+				_, err = file.WriteAt(make([]byte, (q-p)*PageSize), p*PageSize)
+			}
+			if err != nil {
 				return err
 			}
 			p = q
