@@ -63,13 +63,18 @@ func (c *Cache) makeRoom(ctx context.Context) bool {
 	return freed > 0
 }
 
-func (c *Cache) evict(ctx context.Context, limit int64) (freed int64, err error) {
+// inUse gives the layers whose files runs map. Whoever has one opened or releases
+// it after begun may have recorded its run too late for this answer.
+func (c *Cache) inUse(ctx context.Context) (ids []string, begun int64, err error) {
 	c.mu.Lock()
-	begun := c.touches
+	begun = c.touches
 	c.mu.Unlock()
-	// Whoever has a file opened or releases it from here on may have recorded
-	// its run too late for this answer.
-	inUse, err := c.cfg.Catalog.MemoryFilesInUse(ctx)
+	ids, err = c.cfg.Catalog.MemoryFilesInUse(ctx)
+	return ids, begun, err
+}
+
+func (c *Cache) evict(ctx context.Context, limit int64) (freed int64, err error) {
+	inUse, begun, err := c.inUse(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -107,6 +112,16 @@ func (c *Cache) evict(ctx context.Context, limit int64) (freed int64, err error)
 
 // remove removes a file unless somebody has it opened, or had since begun.
 func (c *Cache) remove(f cached, begun int64) (bool, error) {
+	gone, err := c.take(f, begun, c.cfg.Files.RemoveUnsynced)
+	if gone {
+		c.cfg.Log.Info("evicted memory file", "layer", f.id, "bytes", f.bytes)
+	}
+	return gone, err
+}
+
+// take takes a file from the cache, by away, unless somebody has it opened, or
+// had since begun.
+func (c *Cache) take(f cached, begun int64, away func(path string) error) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.entries[f.id]; e != nil {
@@ -115,9 +130,8 @@ func (c *Cache) remove(f cached, begun int64) (bool, error) {
 		}
 		delete(c.entries, f.id)
 	}
-	if err := c.cfg.Files.RemoveUnsynced(f.path); err != nil {
+	if err := away(f.path); err != nil {
 		return false, err
 	}
-	c.cfg.Log.Info("evicted memory file", "layer", f.id, "bytes", f.bytes)
 	return true, nil
 }

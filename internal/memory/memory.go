@@ -3,9 +3,10 @@
 // somebody opens it, keeps it while somebody uses it, and gives its space back
 // least recently used first. It decides nothing about layers, and starts no run.
 //
-// The life of a memory file: Open makes it under a temporary name, checking each
-// frame, and renames it; it is never written again; runs map it privately; it
-// goes when it is evicted. Nothing waits for the disk, since it can be made
+// The life of a memory file: Open makes it under a temporary name, from the layers
+// and, where the digests say that it has the same, from another memory file, and
+// renames it; it is never written under that name; runs map it privately; it goes
+// when it is evicted, or when it is taken to be rewritten into another one. Nothing waits for the disk, since it can be made
 // again: so all files go when the host has booted anew, because a power cut may
 // have left a name without its content.
 //
@@ -232,7 +233,9 @@ func (c *Cache) ensure(ctx context.Context, e *entry, id string, layers []string
 		if errdefs.Is(err, errdefs.NoSpace) && c.makeRoom(ctx) {
 			err = c.materialize(ctx, file.Path, layers)
 		}
-		return file, err
+		if err != nil {
+			return file, err
+		}
 	case err != nil:
 		return File{}, errdefs.As(errdefs.Storage, err)
 	case !st.Mode().IsRegular():
@@ -263,9 +266,19 @@ func (c *Cache) materialize(ctx context.Context, path string, ids []string) erro
 		return err
 	}
 	defer done()
-	return store.Materialize(ctx, store.MaterializeConfig{
-		FS: c.cfg.Files, Path: path, MemoryBytes: layers[0].Info().MemoryBytes, Layers: layers, Unsynced: true,
-	})
+	size := layers[0].Info().MemoryBytes
+	cfg := store.MaterializeConfig{FS: c.cfg.Files, Path: path, MemoryBytes: size, Layers: layers, Unsynced: true}
+	sample, err := store.NewSample(size, layers)
+	if err != nil {
+		return err
+	}
+	if cfg.Spare = c.spare(ctx, size, sample); cfg.Spare == "" {
+		if base := c.base(ids, size, sample); base != nil {
+			defer base.Close()
+			cfg.Base = base
+		}
+	}
+	return store.Materialize(ctx, cfg)
 }
 
 // View shows the memory that layers, lowest first and all of a chain, stand for,

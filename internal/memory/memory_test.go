@@ -34,6 +34,7 @@ type records struct {
 	layers map[string]catalog.Layer
 	inUse  []string
 	asked  func() // called when the files in use have been read
+	fail   bool   // the files in use cannot be told
 }
 
 func (r *records) GetLayers(_ context.Context, ids ...string) ([]catalog.Layer, error) {
@@ -52,8 +53,11 @@ func (r *records) GetLayers(_ context.Context, ids ...string) ([]catalog.Layer, 
 
 func (r *records) MemoryFilesInUse(context.Context) ([]string, error) {
 	r.mu.Lock()
-	list, asked := slices.Clone(r.inUse), r.asked
+	list, asked, fail := slices.Clone(r.inUse), r.asked, r.fail
 	r.mu.Unlock()
+	if fail {
+		return nil, errors.New("no catalog")
+	}
 	if asked != nil {
 		asked()
 	}

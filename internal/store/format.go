@@ -190,8 +190,7 @@ type frame struct {
 	sums   []sum
 }
 
-func (f *frame) first() int64 { return f.runs[0].first }
-func (f *frame) end() int64   { return f.runs[len(f.runs)-1].end() }
+func (f *frame) end() int64 { return f.runs[len(f.runs)-1].end() }
 
 func (f *frame) encode(b []byte) []byte {
 	le := binary.LittleEndian

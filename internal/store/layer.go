@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
@@ -38,7 +39,8 @@ type Layer struct {
 	name   string
 	file   *os.File
 	frames []frame
-	zstd   *zstd.Decoder
+	// zstd is for Verify and a View; most layers need none.
+	zstd func() (*zstd.Decoder, error)
 
 	mu sync.Mutex
 	// recent are decoded payloads, newest last.
@@ -63,7 +65,7 @@ func Open(path string) (*Layer, error) {
 	if err != nil {
 		return nil, errdefs.New(errdefs.Storage, "open memory layer: %w", err)
 	}
-	l := &Layer{name: path, file: file}
+	l := &Layer{name: path, file: file, zstd: sync.OnceValues(func() (*zstd.Decoder, error) { return newDecoder(workers) })}
 	if err := l.read(); err != nil {
 		_ = l.Close() // nothing was written
 		return nil, l.damaged(err)
@@ -120,21 +122,25 @@ func (l *Layer) read() error {
 		ID: h.id, Parent: h.parent, MemoryBytes: h.memoryBytes,
 		DataPages: t.dataPages, ZeroPages: t.zeroPages, Bytes: size, Digest: digest,
 	}
-	l.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(workers), zstd.WithDecodeAllCapLimit(true),
+	return nil
+}
+
+// newDecoder makes a decoder of payloads for so many goroutines. It runs none
+// of its own, so it need not be closed.
+func newDecoder(goroutines int) (*zstd.Decoder, error) {
+	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(goroutines), zstd.WithDecodeAllCapLimit(true),
 		zstd.WithDecoderMaxMemory(maxFramePages*PageSize), zstd.WithDecoderMaxWindow(maxFramePages*PageSize))
-	return err
+	if err != nil {
+		return nil, fmt.Errorf("make zstd decoder: %w", err)
+	}
+	return z, nil
 }
 
 // Info is what the layer says of itself.
 func (l *Layer) Info() Info { return l.info }
 
 // Close closes the file; nobody may be reading.
-func (l *Layer) Close() error {
-	if l.zstd != nil {
-		l.zstd.Close()
-	}
-	return l.file.Close()
-}
+func (l *Layer) Close() error { return l.file.Close() }
 
 // decoderSlack is what the zstd decoder wants behind the last block so that it
 // may copy without looking for the end (its compressedBlockOverAlloc).
@@ -152,7 +158,7 @@ func sized(b *[]byte, size int) []byte {
 }
 
 // load reads the payload of frame i, checks it and decodes it, in the buffers.
-func (l *Layer) load(i int, b *buffers) ([]byte, error) {
+func (l *Layer) load(i int, z *zstd.Decoder, b *buffers) ([]byte, error) {
 	f := &l.frames[i]
 	stored := sized(&b.stored, f.stored)
 	if err := readFull(l.file, stored, f.offset); err != nil {
@@ -165,7 +171,7 @@ func (l *Layer) load(i int, b *buffers) ([]byte, error) {
 		return stored, nil
 	}
 	whole := len(f.sums) * PageSize
-	data, err := l.zstd.DecodeAll(stored, sized(&b.data, whole+decoderSlack)[:0:whole+decoderSlack])
+	data, err := z.DecodeAll(stored, sized(&b.data, whole+decoderSlack)[:0:whole+decoderSlack])
 	if err == nil && len(data) != whole {
 		err = fmt.Errorf("%d bytes of data instead of %d", len(data), whole)
 	}
@@ -196,7 +202,11 @@ func (l *Layer) data(i int) ([]byte, error) {
 		}
 	}
 	l.mu.Unlock()
-	data, err := l.load(i, &buffers{})
+	z, err := l.zstd()
+	if err != nil {
+		return nil, err
+	}
+	data, err := l.load(i, z, &buffers{})
 	if err != nil {
 		return nil, err
 	}
@@ -212,48 +222,47 @@ func (l *Layer) data(i int) ([]byte, error) {
 // Verify reads the whole layer and checks every byte of it, that each frame
 // can be decoded, and the digest of each page.
 func (l *Layer) Verify(ctx context.Context) error {
-	return l.each(ctx, nil, func(i int, data []byte) error {
-		for at, want := range l.frames[i].sums {
-			if sumOf(data[at*PageSize:][:PageSize]) != want {
-				return l.damaged(fmt.Errorf("frame %d: the digest of its page %d differs", i, at))
+	z, err := l.zstd()
+	if err != nil {
+		return err
+	}
+	return share(ctx, workers, len(l.frames), func() func(int) error {
+		var b buffers
+		return func(i int) error {
+			data, err := l.load(i, z, &b)
+			if err != nil {
+				return err
 			}
-		}
-		return nil
-	})
-}
-
-// each calls use for each frame but the skipped ones, decoded, from several
-// goroutines and in no order. data is valid during the call.
-func (l *Layer) each(ctx context.Context, skip func(*frame) bool, use func(i int, data []byte) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	numbers := make(chan int)
-	g.Go(func() error {
-		defer close(numbers)
-		for i := range l.frames {
-			if skip != nil && skip(&l.frames[i]) {
-				continue
-			}
-			select {
-			case numbers <- i:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
-	for range workers {
-		g.Go(func() error {
-			var b buffers
-			for i := range numbers {
-				data, err := l.load(i, &b)
-				if err != nil {
-					return err
-				}
-				if err := use(i, data); err != nil {
-					return err
+			for at, want := range l.frames[i].sums {
+				if sumOf(data[at*PageSize:][:PageSize]) != want {
+					return l.damaged(fmt.Errorf("frame %d: the digest of its page %d differs", i, at))
 				}
 			}
 			return nil
+		}
+	})
+}
+
+// share does the work i for each i below n, by so many goroutines, each of which
+// makes itself ready first. It ends at the first error.
+func share(ctx context.Context, goroutines, n int, ready func() (work func(i int) error)) error {
+	g, ctx := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	for range goroutines {
+		g.Go(func() error {
+			work := ready()
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return nil
+				}
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if err := work(i); err != nil {
+					return err
+				}
+			}
 		})
 	}
 	return g.Wait()
