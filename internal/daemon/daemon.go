@@ -150,6 +150,7 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	if err := settler.Settle(ctx); err != nil {
 		return nil, err
 	}
+	d.sweepDisks(ctx)
 	d.tend(ctx)
 	steps.Release()
 	return d, nil
@@ -282,10 +283,15 @@ func (d *Daemon) sweep(ctx context.Context) {
 	if err := d.memory.Evict(ctx); err != nil {
 		d.cfg.Log.Warn("evict memory files", "error", err)
 	}
+	d.sweepDisks(ctx)
+	d.tend(ctx)
+}
+
+// sweepDisks removes the merged disks that nothing needs any more.
+func (d *Daemon) sweepDisks(ctx context.Context) {
 	if err := d.chains.Sweep(d.keeper.OpensDisk, func() ([][]catalog.Layer, error) { return d.keeper.Chains(ctx) }); err != nil {
 		d.cfg.Log.Warn("sweep merged disks", "error", err)
 	}
-	d.tend(ctx)
 }
 
 // tend lets all that works by itself look at what has changed.

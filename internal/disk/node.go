@@ -64,8 +64,10 @@ func ChainJSON(chain []Layer, writable bool) ([]byte, error) {
 }
 
 // MergeJSON is that of a chain to merge layers of, with a writable top: without
-// locks on the files. Sealed layers never change, while QEMU's own locks would
-// refuse to merge those that a machine reads.
+// locks on the files, because sealed layers never change, while QEMU's own locks
+// would refuse to merge those that a machine reads; and each layer such that
+// zeros written to it take no space, because QEMU merges all that a guest has
+// discarded as zeros.
 func MergeJSON(chain []Layer) ([]byte, error) { return chainJSON(chain, true, "off") }
 
 func chainJSON(chain []Layer, writable bool, locking string) ([]byte, error) {
@@ -81,7 +83,9 @@ func chainJSON(chain []Layer, writable bool, locking string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		n.File.Locking = locking
+		if n.File.Locking = locking; locking != "" {
+			n.freeZeros()
+		}
 		if below, err = json.Marshal(n); err != nil {
 			return nil, err
 		}
@@ -145,7 +149,10 @@ func newNode(l Layer, writable bool, below json.RawMessage) (*node, error) {
 		return nil, errdefs.New(errdefs.Invalid, "layer %s: unknown format %q", l.ID, l.Format)
 	}
 	if writable {
-		n.Discard, n.File.Discard, n.DetectZeroes = "unmap", "unmap", "unmap"
+		n.freeZeros()
 	}
 	return n, nil
 }
+
+// freeZeros makes a discard or a write of zeros free clusters.
+func (n *node) freeZeros() { n.Discard, n.File.Discard, n.DetectZeroes = "unmap", "unmap", "unmap" }

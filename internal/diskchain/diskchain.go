@@ -21,6 +21,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -77,7 +78,7 @@ type Chains struct {
 
 	mu sync.Mutex
 	// interrupt ends the merge under way if nobody waits for it; nil for none.
-	interrupt context.CancelFunc
+	interrupt context.CancelCauseFunc
 	// replacing is the merged file that is being put in the place of others.
 	replacing string
 	// opened says when merged files were given out last: their runs may be about
@@ -108,16 +109,31 @@ func (c *Chains) Open(ctx context.Context, root machine.Layer, layers []catalog.
 			c.cfg.Log.Warn("merge a long disk chain", "layers", len(layers), "error", err)
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	for !c.giveOut(files) {
+		files = c.cover(all) // what was merged has been removed meanwhile
+	}
 	chain := []machine.Layer{root}
 	for _, f := range files {
 		chain = append(chain, machine.Layer(f.Layer))
-		if f.first != f.last {
-			c.opened[f.Path] = time.Now()
-		}
 	}
 	return chain, nil
+}
+
+// giveOut spares the merged ones of the files until their run has begun, and
+// reports whether they are all there.
+func (c *Chains) giveOut(files []file) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range files {
+		if f.first == f.last {
+			continue
+		}
+		if !f.sound() {
+			return false
+		}
+		c.opened[f.Path] = time.Now()
+	}
+	return true
 }
 
 // Replacement says what to put in the place of which layers of a run's disk.
@@ -144,7 +160,9 @@ func (c *Chains) Shorten(ctx context.Context, root machine.Layer, layers []catal
 	}
 	ctx, done := c.interruptible(ctx)
 	defer done()
+	stop := c.watchRoom(ctx)
 	merged, err := c.mergeAside(ctx, root, files, from)
+	stop()
 	if err != nil {
 		return false, err
 	}
@@ -157,6 +175,9 @@ func (c *Chains) mergeAside(ctx context.Context, root machine.Layer, files []fil
 	c.merging.Lock()
 	defer c.merging.Unlock()
 	merged, err := c.merge(ctx, root, files, from, backgroundSpeed)
+	if errdefs.Is(context.Cause(ctx), errdefs.NoSpace) {
+		err = context.Cause(ctx)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.replacing = merged.Path
@@ -173,10 +194,48 @@ func (c *Chains) room(part []file) bool {
 	return err == nil && free > 2*sum+backgroundRoom
 }
 
-// interruptible makes a context that ends when somebody cannot wait.
-func (c *Chains) interruptible(ctx context.Context) (_ context.Context, done func()) {
+// roomTick is how often a merge in the background looks whether there still is room.
+const roomTick = time.Second
+
+// watchRoom interrupts the merge that is interruptible, until stop is called,
+// when machines would soon miss what it takes.
+func (c *Chains) watchRoom(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	set := func(f context.CancelFunc) {
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		tick := time.NewTicker(roomTick)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+			if free, err := durable.FreeBytes(c.cfg.Home.Cache()); err == nil && free < backgroundRoom/2 {
+				c.end(errdefs.New(errdefs.NoSpace, "%s has %d MiB free", c.cfg.Home.Cache(), free>>20))
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		watching.Wait()
+	}
+}
+
+// end ends the merge under way if nobody waits for it.
+func (c *Chains) end(why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.interrupt != nil {
+		c.interrupt(why)
+	}
+}
+
+// interruptible makes a context that end ends.
+func (c *Chains) interruptible(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	set := func(f context.CancelCauseFunc) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.interrupt, c.replacing = f, ""
@@ -184,17 +243,13 @@ func (c *Chains) interruptible(ctx context.Context) (_ context.Context, done fun
 	set(cancel)
 	return ctx, func() {
 		set(nil)
-		cancel()
+		cancel(nil)
 	}
 }
 
 // shorten merges layers until few files stand for all.
 func (c *Chains) shorten(ctx context.Context, root machine.Layer, all []file) ([]file, error) {
-	c.mu.Lock()
-	if c.interrupt != nil {
-		c.interrupt()
-	}
-	c.mu.Unlock()
+	c.end(context.Canceled)
 	c.merging.Lock()
 	defer c.merging.Unlock()
 	for {
@@ -217,22 +272,60 @@ func (c *Chains) shorten(ctx context.Context, root machine.Layer, all []file) ([
 func (c *Chains) merge(ctx context.Context, root machine.Layer, files []file, from int, bytesPerSecond int64) (file, error) {
 	part := files[from : len(files)-1]
 	merged := c.merged(part[0].first, part[len(part)-1].last)
-	if exists(merged.Path) {
+	if merged.sound() {
 		return merged, nil
 	}
 	if err := c.cfg.Files.MkdirAll(c.cfg.Home.MergedDisks()); err != nil {
 		return merged, err
 	}
 	c.cfg.Log.Info("merging layers of a disk", "files", len(part), "of", len(files)-1, "into", merged.ID)
-	return merged, c.cfg.Merger.Merge(ctx, disk.Merge{
+	err := c.cfg.Merger.Merge(ctx, disk.Merge{
 		Below: append([]disk.Layer{disk.Layer(root)}, plain(files[:from])...), Layers: plain(part), Path: merged.Path, BytesPerSecond: bytesPerSecond,
 	})
+	if err != nil {
+		return merged, err
+	}
+	return merged, merged.stamp(ctx, c.cfg.Files)
+}
+
+// Check reads the merged files that stand for the layers, and gives up those that
+// are not what was merged: the layers then stand for themselves until they are
+// merged again.
+func (c *Chains) Check(ctx context.Context, layers []catalog.Layer) error {
+	for _, f := range c.cover(c.files(layers)) {
+		if f.first == f.last {
+			continue
+		}
+		same, err := f.check(ctx)
+		switch {
+		case err != nil:
+			return err
+		case !same:
+			c.cfg.Log.Error("a merged disk is damaged; it is given up", "file", f.Path)
+			if err := c.drop(f.Path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// drop removes a merged file and its stamp, the stamp first.
+func (c *Chains) drop(path string) error {
+	return errors.Join(remove(c.cfg.Files, stampOf(path)), remove(c.cfg.Files, path))
+}
+
+func remove(files *durable.FS, path string) error {
+	if err := files.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // Sweep removes merged files that no run has open, as used tells by path, or may
 // be about to, and that stand for nothing in the chains that machines have now,
-// which are asked for only when there is something to remove. What another chain wants is made again
-// when it is opened. Nothing is removed while layers are merged.
+// which are asked for only when there is something to remove. What another chain
+// wants is made again when it is opened. Nothing is removed while layers are merged.
 func (c *Chains) Sweep(used func(path string) bool, chains func() ([][]catalog.Layer, error)) error {
 	if !c.merging.TryLock() {
 		return nil
@@ -251,9 +344,13 @@ func (c *Chains) Sweep(used func(path string) bool, chains func() ([][]catalog.L
 			delete(unused, f.Path)
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var failed error
 	for path := range unused {
-		failed = errors.Join(failed, c.cfg.Files.Remove(path))
+		if _, opened := c.opened[path]; !opened {
+			failed = errors.Join(failed, c.drop(path))
+		}
 	}
 	return failed
 }
@@ -268,15 +365,14 @@ func (c *Chains) unused(used func(path string) bool) (map[string]bool, error) {
 	maps.DeleteFunc(c.opened, func(_ string, at time.Time) bool { return time.Since(at) > beginning })
 	unused := map[string]bool{}
 	for _, e := range entries {
-		path := filepath.Join(c.cfg.Home.MergedDisks(), e.Name())
+		id, _, _ := strings.Cut(e.Name(), ".")
+		if id == "" {
+			continue // a file in the making that was left; the next daemon removes it
+		}
+		path := filepath.Join(c.cfg.Home.MergedDisks(), id+mergedSuffix)
 		if _, opened := c.opened[path]; !opened && path != c.replacing && !used(path) {
 			unused[path] = true
 		}
 	}
 	return unused, nil
-}
-
-func exists(path string) bool {
-	info, err := os.Lstat(path)
-	return err == nil && info.Mode().IsRegular()
 }

@@ -171,6 +171,11 @@ func inUse(chain []machine.Layer, r Replacement) func(string) bool {
 	}
 }
 
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func ids(chain []machine.Layer) (ids []string) {
 	for _, l := range chain {
 		ids = append(ids, l.ID)
@@ -293,5 +298,65 @@ func TestSweepSparesWhatIsUsed(t *testing.T) {
 	}
 	if !exists(merged[0]) || exists(merged[1]) || !exists(merged[2]) {
 		t.Errorf("there are: used %v, unused %v, wanted %v", exists(merged[0]), exists(merged[1]), exists(merged[2]))
+	}
+}
+
+// TestDamagedFilesAreNotUsed: a merged file that was touched is none, and one
+// that only reading can tell is found by Check.
+func TestDamagedFilesAreNotUsed(t *testing.T) {
+	for what, damage := range map[string]func(path string, info os.FileInfo) error{
+		"empty":     func(path string, _ os.FileInfo) error { return os.Truncate(path, 0) },
+		"missing":   func(path string, _ os.FileInfo) error { return os.Remove(path) },
+		"no stamp":  func(path string, _ os.FileInfo) error { return os.Remove(stampOf(path)) },
+		"bad stamp": func(path string, _ os.FileInfo) error { return os.WriteFile(stampOf(path), []byte("{"), 0o600) },
+		"garbled": func(path string, info os.FileInfo) error {
+			if err := os.Chmod(path, 0o600); err != nil {
+				return err
+			}
+			return os.WriteFile(path, make([]byte, info.Size()), 0o600)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c, _ := newChains(t)
+			all := c.layers(t, 30)
+			chain, err := c.Open(t.Context(), root, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := chain[1].Path
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(path, info); err != nil {
+				t.Fatal(err)
+			}
+			chain, err = c.Open(t.Context(), root, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantShown(t, chain, all)
+
+			// As the disk would, without any trace.
+			if info, err = os.Stat(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, make([]byte, info.Size()), 0o600), os.Chtimes(path, info.ModTime(), info.ModTime())); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Check(t.Context(), all); err != nil {
+				t.Fatal(err)
+			}
+			if exists(path) {
+				t.Error("a damaged file is kept")
+			}
+			if chain, err = c.Open(t.Context(), root, all); err != nil {
+				t.Fatal(err)
+			}
+			wantShown(t, chain, all)
+			if err := c.Check(t.Context(), all); err != nil || !exists(chain[1].Path) {
+				t.Errorf("a sound file is given up: %v", err)
+			}
+		})
 	}
 }

@@ -57,8 +57,9 @@ func (c *Chains) cover(all []file) (files []file) {
 	for end := len(all) - 2; end >= 0; end-- {
 		f, lowest := all[end], end
 		for _, first := range firsts[f.last] {
-			if at, known := position[first]; known && at < lowest {
-				lowest, f = at, c.merged(first, f.last)
+			at, known := position[first]
+			if m := c.merged(first, f.last); known && at < lowest && m.sound() {
+				lowest, f = at, m
 			}
 		}
 		files, end = append(files, f), lowest

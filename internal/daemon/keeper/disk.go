@@ -39,6 +39,16 @@ func (k *Keeper) Shorten(ctx context.Context, m catalog.Machine) (shorter bool, 
 	})
 }
 
+// CheckDisk reads what the layers of a checkpoint's disk were merged into, and
+// gives up what is damaged.
+func (k *Keeper) CheckDisk(ctx context.Context, ids []string) error {
+	layers, err := k.cfg.Catalog.GetLayers(ctx, ids...)
+	if err != nil {
+		return err
+	}
+	return k.cfg.Chains.Check(ctx, append(layers, catalog.Layer{})) // with a top, as it is opened
+}
+
 // Chains are the recorded disks of all machines.
 func (k *Keeper) Chains(ctx context.Context) (chains [][]catalog.Layer, err error) {
 	machines, err := k.cfg.Catalog.ListMachines(ctx)

@@ -62,6 +62,8 @@ type Booter interface {
 // Chains turns the recorded layers of a disk into the files that a run opens.
 type Chains interface {
 	Open(ctx context.Context, root machine.Layer, layers []catalog.Layer) ([]machine.Layer, error)
+	// Check gives up merged files that stand for the layers and are damaged.
+	Check(ctx context.Context, layers []catalog.Layer) error
 	// Shorten merges layers that a run has open, if that is worth it now, and
 	// has the merged one put in their place.
 	Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string, replace func(diskchain.Replacement) error) (shorter bool, err error)

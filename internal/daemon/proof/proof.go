@@ -108,6 +108,9 @@ type Proven struct {
 // nothing.
 func (p *Prover) Prove(ctx context.Context, k checkpoint.Checkpoint, progress func(done, total int64)) (Proven, error) {
 	proven, err := p.digests(ctx, k, progress)
+	if err == nil {
+		err = p.cfg.Keeper.CheckDisk(ctx, k.Layers)
+	}
 	if err == nil && k.Full != nil {
 		// The layers are sound; so has to be the file that was made of them.
 		err = p.cfg.Memory.Check(ctx, k)

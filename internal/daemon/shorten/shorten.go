@@ -10,7 +10,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"sync"
+	"time"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -41,14 +43,18 @@ type Shortener struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	look   chan struct{}
-	// failed are the runs whose disk could not be shortened; they stay as they are.
-	failed map[string]bool
+	// failed says of runs whose disk could not be shortened when that was.
+	failed map[string]time.Time
 }
+
+// again is after what time a disk that could not be shortened is tried again: a
+// host without space, or without memory, is not helped by trying at once.
+const again = 10 * time.Minute
 
 // New returns a Shortener.
 func New(cfg Config) *Shortener {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Shortener{cfg: cfg, ctx: ctx, cancel: cancel, look: make(chan struct{}, 1), failed: map[string]bool{}}
+	s := &Shortener{cfg: cfg, ctx: ctx, cancel: cancel, look: make(chan struct{}, 1), failed: map[string]time.Time{}}
 	s.wg.Go(s.work)
 	return s
 }
@@ -87,8 +93,9 @@ func (s *Shortener) all() {
 	if err != nil && s.ctx.Err() == nil {
 		s.cfg.Log.Warn("look for long disks", "error", err)
 	}
+	maps.DeleteFunc(s.failed, func(_ string, at time.Time) bool { return time.Since(at) > again })
 	for _, m := range machines {
-		if m.RunID == "" || s.failed[m.RunID] {
+		if _, failed := s.failed[m.RunID]; failed || m.RunID == "" {
 			continue
 		}
 		shorter, err := s.cfg.Keeper.Shorten(s.ctx, m)
@@ -101,11 +108,9 @@ func (s *Shortener) all() {
 			// Somebody else had to merge something; it is tried again.
 		case errdefs.Is(err, errdefs.WrongState) || errdefs.Is(err, errdefs.NotFound):
 			// Its run has ended meanwhile, or it is gone.
-		case errdefs.Is(err, errdefs.NoSpace) || errdefs.Is(err, errdefs.OutcomeUnknown):
-			s.cfg.Log.Warn("shorten a disk; it is tried again", "machine", m.Name, "error", err)
 		case err != nil:
-			s.failed[m.RunID] = true
-			s.cfg.Log.Warn("shorten a disk; it stays as it is", "machine", m.Name, "error", err)
+			s.failed[m.RunID] = time.Now()
+			s.cfg.Log.Warn("shorten a disk; it stays as it is for now", "machine", m.Name, "error", err)
 		}
 	}
 }

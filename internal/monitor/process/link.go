@@ -154,7 +154,7 @@ func (m *supervisor) count(err error, continued bool) {
 	case m.refusals < finalRefusals:
 		m.refusals++
 	case continued:
-		m.refused = err.Error() + "; --as-is hands the machine out without its proof of identity, clock and entropy"
+		m.refused = err.Error() + "; restore or fork its checkpoint with --as-is to do without its proof of identity, clock and entropy"
 	default:
 		m.refused = err.Error()
 	}

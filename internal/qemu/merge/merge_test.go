@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -151,6 +153,32 @@ func TestMergedShowsTheSame(t *testing.T) {
 				t.Errorf("files %v", names)
 			}
 		})
+	}
+}
+
+// TestDiscarded merges what a guest has discarded, which is zeros and takes no space.
+func TestDiscarded(t *testing.T) {
+	s := newScene(t, 3)
+	discarded := disk.Layer{ID: "discarded", Path: filepath.Join(s.dir, "discarded.qcow2"), Format: disk.Qcow2}
+	if err := s.disk.Create(t.Context(), discarded.Path, size); err != nil {
+		t.Fatal(err)
+	}
+	s.layers = append(s.layers, discarded)
+	s.io(s.chain(s.layers...), "-c", fmt.Sprintf("write -q -z -u 0 %d", size), "-c", "write -q -P 7 1M 64k")
+	want := s.content(s.chain(s.layers...))
+	merged := disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
+	if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(want, s.content(s.chain(merged))) {
+		t.Error("the merged layer shows something else than the layers")
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(merged.Path, &st); err != nil {
+		t.Fatal(err)
+	}
+	if taken := st.Blocks * 512; taken > size/4 {
+		t.Errorf("%d bytes of zeros take %d on the host", size, taken)
 	}
 }
 
