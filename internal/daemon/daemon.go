@@ -162,7 +162,7 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host, Memory: d.memory})
 	d.reserve = reserve.New(cfg.Home.Reserve())
 	d.engine = operation.New(cat, cfg.Log, d.sweep)
-	d.chains = diskchain.New(diskchain.Config{Home: cfg.Home, Files: cfg.Files, Merger: cfg.Host, Log: cfg.Log})
+	d.chains = diskchain.New(diskchain.Config{Home: cfg.Home, Files: cfg.Files, Merger: cfg.Host, Idle: proof.Idle, Log: cfg.Log})
 	d.keeper = keeper.New(keeper.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host, Chains: d.chains, Memory: d.memory,
 		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log, Ended: d.ended,

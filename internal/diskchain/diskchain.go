@@ -46,11 +46,13 @@ const Step = 8
 // is merged again.
 const growth = 2
 
-// What nobody waits for is merged at so many bytes per second, and only where
-// there is room for twice what is merged, and so much more.
+// What nobody waits for is merged at so many bytes per second, zeros included,
+// more where the host has little to do, and only where there is room for twice
+// what is merged, and so much more.
 const (
-	backgroundSpeed = 20 << 20
-	backgroundRoom  = 1 << 30
+	busySpeed      = 20 << 20
+	idleSpeed      = 200 << 20
+	backgroundRoom = 1 << 30
 )
 
 // Merger makes one layer of several.
@@ -65,7 +67,9 @@ type Config struct {
 	Files *durable.FS
 	// Merger is nil where disks cannot be merged; long chains stay long then.
 	Merger Merger
-	Log    *slog.Logger
+	// Idle reports whether the host has little to do.
+	Idle func() bool
+	Log  *slog.Logger
 }
 
 // Chains opens the chains of all machines of a home.
@@ -174,7 +178,11 @@ func (c *Chains) Shorten(ctx context.Context, root machine.Layer, layers []catal
 func (c *Chains) mergeAside(ctx context.Context, root machine.Layer, files []file, from int) (file, error) {
 	c.merging.Lock()
 	defer c.merging.Unlock()
-	merged, err := c.merge(ctx, root, files, from, backgroundSpeed)
+	speed := int64(busySpeed)
+	if c.cfg.Idle() {
+		speed = idleSpeed
+	}
+	merged, err := c.merge(ctx, root, files, from, speed)
 	if errdefs.Is(context.Cause(ctx), errdefs.NoSpace) {
 		err = context.Cause(ctx)
 	}

@@ -72,7 +72,7 @@ func newChains(t *testing.T) (*Chains, *double) {
 		t.Fatal(err)
 	}
 	merger := &double{t: t}
-	return New(Config{Home: h, Files: &durable.FS{}, Merger: merger, Log: slog.New(slog.DiscardHandler)}), merger
+	return New(Config{Home: h, Files: &durable.FS{}, Merger: merger, Idle: func() bool { return false }, Log: slog.New(slog.DiscardHandler)}), merger
 }
 
 // layers are n layers of a line each, which is their id.

@@ -121,10 +121,10 @@ func (p *Prover) next() (checkpoint.Checkpoint, bool) {
 }
 
 // quiet reports whether nobody would notice that a checkpoint is proven.
-func (p *Prover) quiet() bool {
-	if p.cfg.Engine.Quiet() < quietFor {
-		return false
-	}
+func (p *Prover) quiet() bool { return p.cfg.Engine.Quiet() >= quietFor && Idle() }
+
+// Idle reports whether the host has fewer things to do than CPUs.
+func Idle() bool {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return false
