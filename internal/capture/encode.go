@@ -54,6 +54,7 @@ func (t *taking) capture(ctx context.Context) error {
 	t.result.Phases, t.result.Downtime = t.report.Phases, t.report.Phases.Window.Downtime
 	if t.report.ClockTrouble != "" {
 		t.Note("the clock of the guest could not be corrected after the checkpoint: %s", t.report.ClockTrouble)
+		t.result.Return = 0
 	}
 	return nil
 }

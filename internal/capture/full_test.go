@@ -323,6 +323,19 @@ func TestRunThatIsNotTold(t *testing.T) {
 	sound(t, w, two.Checkpoint.ID, w.Source.Memory())
 }
 
+// A guest that does not answer is kept all the same, and nobody says that it
+// answered.
+func TestSilentGuest(t *testing.T) {
+	w := capturetest.New(t)
+	w.Source.Write(1, 1)
+	w.Source.Fails = map[string]bool{"clock": true}
+	one := full(t, w, "one")
+	if one.Return != 0 || one.Durable == 0 || len(w.Notes) != 1 || !strings.Contains(w.Notes[0], "does not answer") {
+		t.Errorf("result %+v, notes %q", one, w.Notes)
+	}
+	sound(t, w, one.Checkpoint.ID, w.Source.Memory())
+}
+
 func TestImageBoot(t *testing.T) {
 	w := capturetest.New(t)
 	w.Source.Write(1, 1)

@@ -58,7 +58,7 @@ func (c *Catalog) ResolveImage(ctx context.Context, ref string) (i Image, err er
 		if err != nil {
 			return err
 		}
-		found, err := reference.Choose("image", ref, list, noImage(ref))
+		found, err := reference.Choose("image", ref, list, rows.NoImage(ctx, q, ref))
 		if err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func (c *Catalog) ResolveCheckpoint(ctx context.Context, machineID, ref string) 
 			return err
 		}
 		if k, err = rows.GetCheckpoint(ctx, q, id); errdefs.Is(err, errdefs.NotFound) {
-			err = rows.NoCheckpoint(ref)
+			err = rows.NoCheckpointOf(ctx, q, machineID, ref)
 		}
 		return err
 	})
@@ -116,7 +116,7 @@ func lastCheckpoint(ctx context.Context, q database.Querier, machineID string) (
 	if err != nil || id != "" {
 		return id, err
 	}
-	return database.One(ctx, q, rows.NoCheckpoint(Last), database.Value[string], `SELECT id FROM checkpoints
+	return database.One(ctx, q, rows.NoCheckpointOf(ctx, q, machineID, Last), database.Value[string], `SELECT id FROM checkpoints
 		WHERE machine_id IS NOT NULL AND (?1 = '' OR machine_id = ?1)
 		AND verification <> 'failed'
 		ORDER BY seq DESC LIMIT 1`, machineID)
@@ -137,7 +137,7 @@ func findCheckpoint(ctx context.Context, q database.Querier, machineID, ref stri
 			foreign = append(foreign, c)
 		}
 	}
-	found, err := reference.Choose("checkpoint", ref, own, rows.NoCheckpoint(ref))
+	found, err := reference.Choose("checkpoint", ref, own, rows.NoCheckpointOf(ctx, q, machineID, ref))
 	if len(own) > 0 || len(foreign) == 0 {
 		return found.ID, err
 	}

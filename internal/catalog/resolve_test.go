@@ -53,7 +53,7 @@ func TestResolve(t *testing.T) {
 		{image, "debian-", "build2"},
 		{image, "build2", "build2"},
 		{image, "build", invalid + " debian (build1) debian-12 (build2)"},
-		{image, "last", missing},
+		{image, "last", missing + " holdpoint image ls"},
 		{image, "", invalid},
 		{operation, "e001", "e001"},
 		{operation, "e00", invalid + " e001 e002"},
@@ -68,7 +68,8 @@ func TestResolve(t *testing.T) {
 		{ckpt(""), "d", "d004"},
 		{ckpt(""), "c00", invalid + " before of web (c001) type more"},
 		{ckpt("a1b2"), "d004", invalid + ` "d004" belongs to machine "web-2"`},
-		{ckpt("a1b2"), "zzz", missing + " checkpoint ls"},
+		{ckpt("a1b2"), "zzz", missing + " checkpoint ls web"},
+		{ckpt(""), "zzz", missing + " checkpoint ls"},
 		{ckpt(""), "", invalid},
 		{ckpt(""), "last", "d004"},
 		{ckpt("a1b2"), "last", "c002"},
@@ -91,6 +92,13 @@ func TestResolve(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Who has no image is told how to make one.
+func TestNoImageYet(t *testing.T) {
+	f := open(t)
+	_, err := f.ResolveImage(f.ctx, "mine")
+	f.fails(err, errdefs.NotFound, "holdpoint image build debian")
 }
 
 func TestLast(t *testing.T) {

@@ -137,7 +137,11 @@ func (s *fakeMachines) Resume(_ context.Context, r *connect.Request[holdpointv1.
 }
 
 func (s *fakeMachines) Remove(_ context.Context, r *connect.Request[holdpointv1.RemoveMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
-	return s.f.operation(r.Msg, "rm", "web", s.result())
+	result := s.result()
+	if s.f.full {
+		result.RemovedCheckpoints = 2
+	}
+	return s.f.operation(r.Msg, "rm", "web", result)
 }
 
 func (s *fakeMachines) PlanRestore(context.Context, *connect.Request[holdpointv1.RestoreMachineRequest]) (*connect.Response[holdpointv1.RestorePlan], error) {
@@ -183,7 +187,11 @@ type fakeCheckpoints struct {
 
 func (s *fakeCheckpoints) Create(_ context.Context, r *connect.Request[holdpointv1.CreateCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	if r.Msg.GetKind() == "full" {
-		return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: fullResult()})
+		result := fullResult()
+		if r.Msg.GetName() == "silent" {
+			result.ReturnMs = 0
+		}
+		return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: result})
 	}
 	if s.f.stopped {
 		return s.f.operation(r.Msg, "checkpoint create", "web", &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{

@@ -140,6 +140,58 @@ func TestExecSignals(t *testing.T) {
 	}
 }
 
+// A command that does not end by interrupts is given up at the third in a row.
+func TestExecGivenUp(t *testing.T) {
+	for _, test := range []struct {
+		signals []os.Signal
+		ends    bool
+	}{
+		{[]os.Signal{os.Interrupt, syscall.SIGTERM}, false},
+		{[]os.Signal{os.Interrupt, os.Interrupt, syscall.SIGUSR1, os.Interrupt}, false},
+		{[]os.Signal{os.Interrupt, syscall.SIGTERM, os.Interrupt}, true},
+	} {
+		_, dir := serve(t)
+		cmd := command(t, dir, "exec", "web", "--", "hang")
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 64)); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range test.signals {
+			_ = cmd.Process.Signal(s)          // it runs
+			time.Sleep(100 * time.Millisecond) // that it is one of its own
+		}
+		ended := make(chan struct{})
+		go func() {
+			_ = cmd.Wait() // its code is looked at
+			close(ended)
+		}()
+		patience := 500 * time.Millisecond
+		if test.ends {
+			patience = 10 * time.Second
+		}
+		select {
+		case <-ended:
+			if code := cmd.ProcessState.ExitCode(); !test.ends || code != 130 || !strings.Contains(stderr.String(), "interrupted; the command was hung up") {
+				t.Errorf("%v: exit code %d, stderr %q", test.signals, code, stderr.String())
+			}
+		case <-time.After(patience):
+			if test.ends {
+				t.Errorf("%v: it goes on", test.signals)
+			}
+			_ = cmd.Process.Kill()
+			<-ended
+		}
+	}
+}
+
 // Signals reach the commands in all machines of a fork.
 func TestForkSignals(t *testing.T) {
 	_, dir := serve(t)

@@ -93,7 +93,8 @@ func newSuspend(a *app.App) *cobra.Command {
 		Long: `Make a full checkpoint of a machine and end its process, so that it uses neither
 CPU nor memory. "holdpoint resume" lets it go on from there, also after the host was
 restarted. One that is suspended already stays so. "run --suspend-after" suspends a
-machine whenever it is idle.`,
+machine whenever it is idle; a detached command counts as use, what --on-boot has
+started does not.`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Object: view.Suspended{}, Complete: app.First(a.MachineNames),
 		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.NoSpace),
 		Run:   func(ctx context.Context, args []string) error { return runSuspend(ctx, a, args[0]) },
@@ -130,16 +131,42 @@ func newRemove(a *app.App) *cobra.Command {
 	var force bool
 	cmd := a.Command(app.Verb{
 		Use: "rm MACHINE [flags]", Short: "Remove a machine and its disk",
-		Long:    `Remove a machine, its disk, and its routes.`,
+		Long: `Remove a machine, its disk, its routes and its checkpoints; this cannot be undone.
+Without --force it is refused while the machine runs or has checkpoints. Forks of
+its checkpoints are machines of their own and stay.`,
 		MinArgs: 1, MaxArgs: 1, Effect: true,
-		Object: view.MachineDone{}, Kinds: app.MachineKinds(errdefs.Referenced), Complete: app.First(a.MachineNames),
+		Object: view.MachineRemoved{}, Kinds: app.MachineKinds(errdefs.Referenced), Complete: app.First(a.MachineNames),
 		Run: func(ctx context.Context, args []string) error {
 			req := &holdpointv1.RemoveMachineRequest{RequestId: a.RequestID(), Machine: args[0], Force: force}
-			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.RemoveMachineRequest] { return c.Machines.Remove }, req)
+			return runRemove(ctx, a, req)
 		},
 	})
-	cmd.Flags().BoolVar(&force, "force", false, "stop it first if it runs")
+	cmd.Flags().BoolVar(&force, "force", false, "stop it first if it runs, and remove its checkpoints, too")
 	return cmd
+}
+
+func runRemove(ctx context.Context, a *app.App, req *holdpointv1.RemoveMachineRequest) error {
+	return a.With(ctx, func(c *client.Client) error {
+		op, err := app.Operate(ctx, a, c, false, c.Machines.Remove, req)
+		if err != nil {
+			return err
+		}
+		m, count, notes := op.GetResult().GetMachine(), op.GetResult().GetRemovedCheckpoints(), op.GetResult().GetNotes()
+		a.Note(notes)
+		return a.Print(app.Output{
+			Object: view.MachineRemoved{
+				Header: view.NewHeader(), Machine: view.MachineOf(m), RemovedCheckpoints: count, Operation: op.GetId(), Notes: view.Notes(notes),
+			},
+			Terse: []string{m.GetName()},
+			Human: func(w io.Writer) error {
+				with := ""
+				if count > 0 {
+					with = ", with " + view.Count(int(count), "checkpoint")
+				}
+				return view.Fields(w, [][2]string{{"removed", m.GetName() + with}})
+			},
+		})
+	})
 }
 
 // operateMachine runs an operation on one machine that prints nothing for

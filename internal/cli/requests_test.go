@@ -215,6 +215,9 @@ func TestAttach(t *testing.T) {
 	if got := holdpoint(dir, "", "attach", "web"); got.code != 125 || !strings.Contains(got.stderr, "no detached command is there") {
 		t.Errorf("attach to none: %+v", got)
 	}
+	if got := holdpoint(dir, "", "attach", "web", "gone"); got.code != 125 || !strings.Contains(got.stderr, "has the id gone; it may have ended, and an attach have fetched what it left") {
+		t.Errorf("attach to one that is gone: %+v", got)
+	}
 }
 
 func TestCopy(t *testing.T) {

@@ -39,8 +39,9 @@ continue from there, each with an identity, entropy and a clock of its own, and 
 where that is not possible. --boot always boots.
 
 With --suspend-after a machine that is not used for that long is suspended: no
-command of holdpoint's runs in it, nothing comes to it, and its CPUs are idle. The
-next exec, shell, copy, or request to a URL of it resumes it and waits for it.`,
+command of holdpoint's runs in it, nothing comes to it, and its CPUs are idle. A
+detached command counts as use, what --on-boot has started does not. The next exec,
+shell, copy, or request to a URL of it resumes it and waits for it.`,
 		Example: `  holdpoint run web --image debian --on-boot nginx
   holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G
   holdpoint run sleepy --image debian --suspend-after 10m`,

@@ -293,11 +293,13 @@ type OperationResult struct {
 	Restore    *RestoreResult         `protobuf:"bytes,4,opt,name=restore,proto3" json:"restore,omitempty"`
 	Routes     []*Route               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`
 	// Lines a person should read: a fall-back taken, a thing not undone.
-	Notes         []string      `protobuf:"bytes,6,rep,name=notes,proto3" json:"notes,omitempty"`
-	Forks         []*ForkResult `protobuf:"bytes,7,rep,name=forks,proto3" json:"forks,omitempty"`
-	Verify        *VerifyResult `protobuf:"bytes,8,opt,name=verify,proto3" json:"verify,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Notes  []string      `protobuf:"bytes,6,rep,name=notes,proto3" json:"notes,omitempty"`
+	Forks  []*ForkResult `protobuf:"bytes,7,rep,name=forks,proto3" json:"forks,omitempty"`
+	Verify *VerifyResult `protobuf:"bytes,8,opt,name=verify,proto3" json:"verify,omitempty"`
+	// How many checkpoints went with a machine that was removed.
+	RemovedCheckpoints uint32 `protobuf:"varint,9,opt,name=removed_checkpoints,json=removedCheckpoints,proto3" json:"removed_checkpoints,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *OperationResult) Reset() {
@@ -384,6 +386,13 @@ func (x *OperationResult) GetVerify() *VerifyResult {
 		return x.Verify
 	}
 	return nil
+}
+
+func (x *OperationResult) GetRemovedCheckpoints() uint32 {
+	if x != nil {
+		return x.RemovedCheckpoints
+	}
+	return 0
 }
 
 // ForkResult is one new machine, or why there is none.
@@ -541,7 +550,7 @@ type CheckpointResult struct {
 	Checkpoint *Checkpoint            `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	// First stop of the guest's service to its return, milliseconds.
 	DowntimeMs float64 `protobuf:"fixed64,2,opt,name=downtime_ms,json=downtimeMs,proto3" json:"downtime_ms,omitempty"`
-	// From the request to the guest answering again.
+	// From the request to the guest answering again; 0 if it did not.
 	ReturnMs float64 `protobuf:"fixed64,3,opt,name=return_ms,json=returnMs,proto3" json:"return_ms,omitempty"`
 	// From the request to the durable record.
 	DurableMs float64 `protobuf:"fixed64,4,opt,name=durable_ms,json=durableMs,proto3" json:"durable_ms,omitempty"`
@@ -861,9 +870,11 @@ type RestorePlan struct {
 	Commands []string `protobuf:"bytes,5,rep,name=commands,proto3" json:"commands,omitempty"`
 	// What happened outside the disk since the checkpoint, oldest first; a
 	// restore does not undo it.
-	Effects       []*Effect `protobuf:"bytes,6,rep,name=effects,proto3" json:"effects,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Effects []*Effect `protobuf:"bytes,6,rep,name=effects,proto3" json:"effects,omitempty"`
+	// The guest did not answer, so that commands is not known.
+	CommandsUnknown bool `protobuf:"varint,7,opt,name=commands_unknown,json=commandsUnknown,proto3" json:"commands_unknown,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RestorePlan) Reset() {
@@ -936,6 +947,13 @@ func (x *RestorePlan) GetEffects() []*Effect {
 		return x.Effects
 	}
 	return nil
+}
+
+func (x *RestorePlan) GetCommandsUnknown() bool {
+	if x != nil {
+		return x.CommandsUnknown
+	}
+	return false
 }
 
 type Effect struct {
@@ -4514,7 +4532,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x125\n" +
 	"\bended_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12-\n" +
 	"\x05error\x18\f \x01(\v2\x17.holdpoint.v1.ErrorInfoR\x05error\x125\n" +
-	"\x06result\x18\r \x01(\v2\x1d.holdpoint.v1.OperationResultR\x06result\"\x8b\x03\n" +
+	"\x06result\x18\r \x01(\v2\x1d.holdpoint.v1.OperationResultR\x06result\"\xbc\x03\n" +
 	"\x0fOperationResult\x12/\n" +
 	"\amachine\x18\x01 \x01(\v2\x15.holdpoint.v1.MachineR\amachine\x12)\n" +
 	"\x05image\x18\x02 \x01(\v2\x13.holdpoint.v1.ImageR\x05image\x12>\n" +
@@ -4525,7 +4543,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x06routes\x18\x05 \x03(\v2\x13.holdpoint.v1.RouteR\x06routes\x12\x14\n" +
 	"\x05notes\x18\x06 \x03(\tR\x05notes\x12.\n" +
 	"\x05forks\x18\a \x03(\v2\x18.holdpoint.v1.ForkResultR\x05forks\x122\n" +
-	"\x06verify\x18\b \x01(\v2\x1a.holdpoint.v1.VerifyResultR\x06verify\"\xb1\x01\n" +
+	"\x06verify\x18\b \x01(\v2\x1a.holdpoint.v1.VerifyResultR\x06verify\x12/\n" +
+	"\x13removed_checkpoints\x18\t \x01(\rR\x12removedCheckpoints\"\xb1\x01\n" +
 	"\n" +
 	"ForkResult\x12/\n" +
 	"\amachine\x18\x01 \x01(\v2\x15.holdpoint.v1.MachineR\amachine\x12\x12\n" +
@@ -4582,7 +4601,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\tanswer_ms\x18\b \x01(\x01R\banswerMs\x12%\n" +
 	"\x0eclosed_sockets\x18\t \x01(\rR\rclosedSockets\x12\x12\n" +
 	"\x04from\x18\n" +
-	" \x01(\tR\x04from\"\x90\x02\n" +
+	" \x01(\tR\x04from\"\xbb\x02\n" +
 	"\vRestorePlan\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x128\n" +
 	"\n" +
@@ -4591,7 +4610,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x06routes\x18\x03 \x03(\v2\x19.holdpoint.v1.RouteChangeR\x06routes\x12.\n" +
 	"\x05newer\x18\x04 \x03(\v2\x18.holdpoint.v1.CheckpointR\x05newer\x12\x1a\n" +
 	"\bcommands\x18\x05 \x03(\tR\bcommands\x12.\n" +
-	"\aeffects\x18\x06 \x03(\v2\x14.holdpoint.v1.EffectR\aeffects\"\\\n" +
+	"\aeffects\x18\x06 \x03(\v2\x14.holdpoint.v1.EffectR\aeffects\x12)\n" +
+	"\x10commands_unknown\x18\a \x01(\bR\x0fcommandsUnknown\"\\\n" +
 	"\x06Effect\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12*\n" +

@@ -137,7 +137,12 @@ func (s *Source) Capture(_ context.Context, o capture.CaptureOrder) (capture.Cap
 		s.OnCapture()
 	}
 	platform, err := json.Marshal(s.world.Platform(s.world.Machine.Spec))
+	trouble := ""
+	if s.Fails["clock"] {
+		trouble = "the guest does not answer"
+	}
 	return capture.CaptureReport{
+		ClockTrouble: trouble,
 		ChangedPages: pages.Len(), Tracking: "userfaultfd", Platform: platform,
 		Phases: capture.Phases{Rounds: 1, Window: machine.WindowTimes{Downtime: 8 * time.Millisecond}},
 	}, err

@@ -167,7 +167,7 @@ type Source struct {
 	Unbounded bool
 	// Fails are what it does not do: "stop", "pause", "switch", "boot", "capture",
 	// "capture after the switch", "stage" (it leaves a torn file), "disk" (it does
-	// not say), and the words of SettleCapture.
+	// not say), "clock" (it cannot be corrected), and the words of SettleCapture.
 	Fails map[string]bool
 	// OnStop is called when it is asked to stop, OnCapture at the end of a capture.
 	OnStop, OnCapture func()

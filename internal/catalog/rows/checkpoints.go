@@ -106,6 +106,16 @@ func GetCheckpoint(ctx context.Context, q database.Querier, id string) (checkpoi
 // NoCheckpoint is the error of a reference that no checkpoint answers to.
 func NoCheckpoint(ref string) error { return NotFound("checkpoint", ref, "holdpoint checkpoint ls") }
 
+// NoCheckpointOf is NoCheckpoint of one machine, or of any when machineID is empty.
+func NoCheckpointOf(ctx context.Context, q database.Querier, machineID, ref string) error {
+	missing := NoCheckpoint(ref)
+	name, err := database.One(ctx, q, missing, database.Value[string], `SELECT name FROM machines WHERE id = ?`, machineID)
+	if err != nil {
+		return missing
+	}
+	return NotFound("checkpoint", ref, "holdpoint checkpoint ls "+name)
+}
+
 // InsertCheckpoint records a checkpoint and its parts.
 func InsertCheckpoint(t *database.Tx, k checkpoint.Checkpoint) error {
 	o := k.Origin

@@ -45,7 +45,8 @@ before it; with --json at the end, of each command at most 1 MiB of each output.
 Signals are passed on to all commands. With --detach the commands go on by
 themselves, for "holdpoint attach", and their ids are printed.
 
-The machines stay when the command has ended; --rm removes each when it stops.
+The machines stay when the command has ended, also with --rm: that removes each
+when it is stopped, as by "holdpoint stop".
 --request-id makes the machines once; a command runs each time.`,
 		Example: `  holdpoint fork tests-green --count 8 --name try -- ./run-variant
   holdpoint fork --machine web --rm

@@ -3,7 +3,9 @@ package guest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -36,11 +38,11 @@ func (o Copy) Upload(ctx context.Context, c *client.Client) (tarstream.Result, e
 		// Ours: the machine must not take what came for all of it.
 		cancel()
 		_, _ = stream.CloseAndReceive() // it was called off
-		return tarstream.Result{}, err
+		return tarstream.Result{}, here(err)
 	}
 	res, err := stream.CloseAndReceive()
 	if err != nil {
-		return tarstream.Result{}, err
+		return tarstream.Result{}, o.there(err)
 	}
 	if out.err != nil {
 		return tarstream.Result{}, out.err
@@ -92,9 +94,22 @@ func (o Copy) Download(ctx context.Context, c *client.Client) (tarstream.Result,
 	in := &downloadReader{copy: o, stream: stream}
 	result, err := tarstream.UnpackAs(ctx, in, o.Host, tarstream.Options{})
 	if in.err != nil && !errors.Is(in.err, io.EOF) {
-		err = in.err // the reason why the archive ended
+		return result, o.there(in.err) // the reason why the archive ended
 	}
-	return result, err
+	return result, here(err)
+}
+
+// here and there say on which side packing or unpacking has failed; other errors
+// say what they are about.
+func here(err error) error { return sided("on this host", err) }
+
+func (o Copy) there(err error) error { return sided("in machine "+o.Machine, err) }
+
+func sided(where string, err error) error {
+	if err == nil || !strings.HasPrefix(err.Error(), "pack ") && !strings.HasPrefix(err.Error(), "unpack") {
+		return err
+	}
+	return fmt.Errorf("cp %s: %w", where, err)
 }
 
 // downloadReader reads the messages of a download as one stream.

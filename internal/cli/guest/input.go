@@ -16,6 +16,25 @@ const inputChunk = 64 << 10
 // read before the stream is ended instead.
 const signalLimit = time.Second
 
+// patientSignals is how many interrupts and terminations in a row are passed on
+// to a command; the next one ends the stream, as docker has it.
+const patientSignals = 2
+
+// What terminal.Number gives for these.
+const (
+	interrupt = 2
+	terminate = 15
+)
+
+// givenUp is the end of a stream that was interrupted.
+func (e *Exec) givenUp() error {
+	became := "the command was hung up"
+	if e.Attach != nil {
+		became = "the command goes on"
+	}
+	return errdefs.New(errdefs.Interrupted, "%s in %s: interrupted; %s", e.Verb, e.Machine, became)
+}
+
 // passInput sends what is typed or piped until its end.
 func (r *running) passInput() {
 	keys := leaveKeys{enabled: r.exec.Leave}
@@ -44,9 +63,11 @@ func (r *running) passInput() {
 	}
 }
 
-// passSignals forwards signals until the command ends.
+// passSignals forwards signals until the command ends, or is given up: it does
+// not end by them, or its guest does not answer.
 func (r *running) passSignals() {
 	started := false
+	ending := 0 // how many in a row were to end it
 	for {
 		select {
 		case <-r.done:
@@ -59,13 +80,20 @@ func (r *running) passSignals() {
 				default:
 				}
 			}
+			number := terminal.Number(s)
+			switch {
+			case number == interrupt || number == terminate:
+				ending++
+			case !terminal.Resized(s):
+				ending = 0
+			}
 			switch {
 			case terminal.Resized(s):
 				r.resize()
 			case !started:
 				r.end(errdefs.New(errdefs.Interrupted, "%s in %s: interrupted before the command started", r.exec.Verb, r.exec.Machine))
-			case !r.signal(terminal.Number(s)):
-				r.end(errdefs.New(errdefs.Interrupted, "%s in %s: interrupted; the command was hung up", r.exec.Verb, r.exec.Machine))
+			case ending > patientSignals || !r.signal(number):
+				r.end(r.exec.givenUp())
 			}
 		}
 	}

@@ -3,7 +3,21 @@ package guest
 import (
 	"strings"
 	"testing"
+
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 )
+
+// A command that somebody attached to outlives the stream; one of its own does not.
+func TestGivenUp(t *testing.T) {
+	for want, e := range map[string]*Exec{
+		"exec in web: interrupted; the command was hung up": {Verb: "exec", Machine: "web", Start: &agentv1.ExecStart{}},
+		"attach in web: interrupted; the command goes on":   {Verb: "attach", Machine: "web", Attach: &agentv1.ExecAttach{}},
+	} {
+		if err := e.givenUp(); err.Error() != want {
+			t.Errorf("%q, want %q", err, want)
+		}
+	}
+}
 
 // Ctrl-P Ctrl-Q leaves, however the bytes arrive; every other input goes
 // through unchanged, a lone Ctrl-P one byte late.

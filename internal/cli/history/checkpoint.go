@@ -154,7 +154,11 @@ func restoreCommand(p *holdpointv1.Checkpoint) string {
 func NewCheckpointRemove(a *app.App) *cobra.Command {
 	var machine string
 	cmd := a.Command(app.Verb{
-		Use: "rm CHECKPOINT [flags]", Short: "Forget a checkpoint", MinArgs: 1, MaxArgs: 1, Effect: true,
+		Use: "rm CHECKPOINT [flags]", Short: "Forget a checkpoint",
+		Long: `Forget a checkpoint; this cannot be undone. Forks of it and later checkpoints stay
+whole, and space is freed as far as nothing else needs it. It is refused while a
+machine is suspended in the checkpoint, and while an operation uses it.`,
+		MinArgs: 1, MaxArgs: 1, Effect: true,
 		Object: view.CheckpointRemoved{}, Complete: app.First(a.CheckpointNames),
 		Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.RequestIDConflict, errdefs.MachineBusy, errdefs.Referenced, errdefs.Storage},
 		Run: func(ctx context.Context, args []string) error {
@@ -180,6 +184,13 @@ func runCheckpointRemove(ctx context.Context, a *app.App, checkpoint, machine st
 				Header: view.NewHeader(), Checkpoint: view.CheckpointOf(p), Operation: op.GetId(), Notes: view.Notes(notes),
 			},
 			Terse: []string{p.GetId()},
+			Human: func(w io.Writer) error {
+				what := p.GetId()
+				if p.GetName() != "" {
+					what += " (" + p.GetName() + ")"
+				}
+				return view.Fields(w, [][2]string{{"removed", what + " of " + p.GetMachine()}})
+			},
 		})
 	})
 }

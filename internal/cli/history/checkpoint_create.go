@@ -178,9 +178,10 @@ func stood(r *holdpointv1.CheckpointResult) bool {
 	return r.GetCheckpoint().GetConsistency() == string(checkpoint.Stopped) && r.GetBootMs() == 0
 }
 
-// answers says when the machine answered again; "" if it was stopped anyway.
+// answers says when the machine answered again; "" if it was stopped anyway, or
+// did not answer.
 func answers(r *holdpointv1.CheckpointResult) string {
-	if stood(r) {
+	if stood(r) || r.GetReturnMs() == 0 {
 		return ""
 	}
 	return "after " + view.Millis(r.GetReturnMs())

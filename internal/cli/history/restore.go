@@ -198,7 +198,7 @@ func printPlan(a *app.App, plan *holdpointv1.RestorePlan, starts string, o resto
 		Object: view.RestorePlan{
 			Header: view.NewHeader(), Machine: plan.GetMachine(), Checkpoint: view.CheckpointOf(plan.GetCheckpoint()), Starts: starts != "",
 			Routes: view.List(plan.GetRoutes(), view.RouteChangeOf),
-			Newer:  view.List(plan.GetNewer(), view.CheckpointOf), Commands: view.Notes(plan.GetCommands()),
+			Newer:  view.List(plan.GetNewer(), view.CheckpointOf), Commands: view.Notes(plan.GetCommands()), CommandsUnknown: plan.GetCommandsUnknown(),
 			Effects: view.List(plan.GetEffects(), view.EffectOf),
 		},
 		Human: func(w io.Writer) error { return view.PrintPlan(w, plan, o.asked(starts)) },

@@ -33,7 +33,10 @@ func NewAttach(a *app.App) *cobra.Command {
 machine was checkpointed, forked or suspended and goes on: see its output, type to
 it if it was started with --interactive or --tty too, and get its exit code.
 Without an id it is the only one there is. On a terminal, Ctrl-P Ctrl-Q leaves and
-lets the command go on.`,
+lets the command go on.
+
+When the command has ended, its last output and its exit code wait for the first
+attach, and are gone after it.`,
 		MinArgs: 1, MaxArgs: 2, PassesCode: true, Object: view.Executed{}, Complete: a.CompleteCommand,
 		Run: func(ctx context.Context, args []string) error { return runAttach(ctx, a, args, o) },
 	})
@@ -79,7 +82,7 @@ func findCommand(ctx context.Context, a *app.App, args []string) (*agentv1.Comma
 	case len(detached) == 0 && len(args) == 1:
 		return nil, errdefs.New(errdefs.NotFound, "attach to %s: no detached command is there; `holdpoint exec %s --detach -- COMMAND` starts one", machine, machine)
 	case len(detached) == 0:
-		return nil, errdefs.New(errdefs.NotFound, "attach to %s: no detached command has the id %s", machine, args[1])
+		return nil, errdefs.New(errdefs.NotFound, "attach to %s: no detached command has the id %s; it may have ended, and an attach have fetched what it left", machine, args[1])
 	}
 	candidates := make([]string, len(detached))
 	for i, command := range detached {

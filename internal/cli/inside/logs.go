@@ -27,7 +27,11 @@ type logsOptions struct {
 func NewLogs(a *app.App) *cobra.Command {
 	var o logsOptions
 	cmd := a.Command(app.Verb{
-		Use: "logs MACHINE [flags]", Short: "Print a machine's console", MinArgs: 1, MaxArgs: 1,
+		Use: "logs MACHINE [flags]", Short: "Print a machine's console",
+		Long: `Print a machine's console: of the run that goes on and of the last five that ended,
+oldest first. A run ends when the machine stops, is suspended or is restored; --tail
+counts its lines from the end of the newest.`,
+		MinArgs: 1, MaxArgs: 1,
 		Object: view.Logged{}, Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.Storage}, Complete: app.First(a.MachineNames),
 		Run: func(ctx context.Context, args []string) error { return runLogs(ctx, a, args[0], o) },
 	})

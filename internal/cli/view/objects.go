@@ -8,7 +8,16 @@ type MachineObject struct {
 	Machine Machine `json:"machine"`
 }
 
-// MachineDone is what run, start, stop, pause, resume and rm print.
+// MachineRemoved is what rm prints: the machine as it was.
+type MachineRemoved struct {
+	Header
+	Machine            Machine  `json:"machine"`
+	RemovedCheckpoints uint32   `json:"removed_checkpoints" doc:"how many went with it"`
+	Operation          string   `json:"operation"`
+	Notes              []string `json:"notes"`
+}
+
+// MachineDone is what run, start, stop, pause and resume print.
 type MachineDone struct {
 	Header
 	Machine   Machine  `json:"machine"`
@@ -48,7 +57,7 @@ type CheckpointObject struct {
 	Checkpoint *Checkpoint `json:"checkpoint"`
 }
 
-// CheckpointRemoved is what checkpoint rm prints.
+// CheckpointRemoved is what checkpoint rm prints: the checkpoint as it was.
 type CheckpointRemoved struct {
 	Header
 	Checkpoint *Checkpoint `json:"checkpoint"`
@@ -82,7 +91,7 @@ type CheckpointCreated struct {
 	Header
 	Checkpoint     *Checkpoint `json:"checkpoint"`
 	DowntimeMS     float64     `json:"downtime_ms"`
-	ReturnMS       float64     `json:"return_ms"`
+	ReturnMS       float64     `json:"return_ms" doc:"0 if it did not answer"`
 	DurableMS      float64     `json:"durable_ms"`
 	StopMS         float64     `json:"stop_ms" doc:"part of the downtime of a stopped checkpoint, as copy_ms and boot_ms"`
 	CopyMS         float64     `json:"copy_ms"`
@@ -194,7 +203,9 @@ type RestorePlan struct {
 	Routes     []RouteChange `json:"routes"`
 	Newer      []*Checkpoint `json:"newer" doc:"checkpoints made since then, newest first; they are kept"`
 	Commands   []string      `json:"commands" doc:"commands that run now and will end"`
-	Effects    []Effect      `json:"effects" doc:"what happened outside the disk since then, oldest first, and is not undone"`
+	// CommandsUnknown says that the guest did not answer.
+	CommandsUnknown bool     `json:"commands_unknown" doc:"the guest does not answer, so that commands is empty"`
+	Effects         []Effect `json:"effects" doc:"what happened outside the disk since then, oldest first, and is not undone"`
 }
 
 // Effect is what happened outside the disk since the checkpoint: a host name

@@ -58,6 +58,9 @@ func PrintPlan(w io.Writer, plan *holdpointv1.RestorePlan, o Asked) error {
 	if n := len(plan.GetNewer()); n > 0 {
 		fmt.Fprintf(&b, "%s made since then: kept.\n", Count(n, "checkpoint"))
 	}
+	if plan.GetCommandsUnknown() {
+		b.WriteString("What runs in it is not known: the guest does not answer.\n")
+	}
 	if commands := plan.GetCommands(); len(commands) > 0 {
 		b.WriteString("These running commands end:\n")
 		for _, c := range commands {

@@ -234,6 +234,19 @@ func TestRouteWarnings(t *testing.T) {
 	}
 }
 
+// A guest that does not answer may run anything.
+func TestPlanOfASilentGuest(t *testing.T) {
+	for _, silent := range []bool{true, false} {
+		var b strings.Builder
+		if err := view.PrintPlan(&b, &holdpointv1.RestorePlan{Machine: "web", CommandsUnknown: silent}, view.Asked{Kind: "disk"}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(b.String(), "What runs in it is not known: the guest does not answer.\n") != silent {
+			t.Errorf("silent %v: %s", silent, &b)
+		}
+	}
+}
+
 // The disk of a full checkpoint is that of a machine in the middle of its work,
 // and a checkpoint without a name is named once.
 func TestPlanOfAFullCheckpoint(t *testing.T) {

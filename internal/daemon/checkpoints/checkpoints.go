@@ -91,7 +91,14 @@ func (s *Service) Remove(ctx context.Context, req *connect.Request[holdpointv1.R
 		if err := s.Catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claim); err != nil {
 			return nil, err
 		}
-		return nil, s.Catalog.ForgetCheckpoint(ctx, k.ID, w.ID())
+		was, err := s.View.CheckpointNow(ctx, k)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.Catalog.ForgetCheckpoint(ctx, k.ID, w.ID()); err != nil {
+			return nil, err
+		}
+		return &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{Checkpoint: was}}, nil
 	})
 }
 

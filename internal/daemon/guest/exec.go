@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -31,6 +32,22 @@ func expelling(ctx context.Context, door *hold.Admission) (context.Context, cont
 	return ctx, func() { cancel(nil) }
 }
 
+// startTimeout is how long a guest may take to begin a command that it was sent,
+// or to connect to one. One that is slow needs seconds.
+const startTimeout = 60 * time.Second
+
+// errNotBegun ends a stream whose command the guest has not begun in time.
+var errNotBegun = errors.New("the guest has not begun the command")
+
+// beginning is ctx that ends with errNotBegun after startTimeout, unless begun was
+// called. Its resources go with ctx.
+func beginning(ctx context.Context) (limited context.Context, begun func()) {
+	limited, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(startTimeout, func() { cancel(errNotBegun) })
+	context.AfterFunc(limited, func() { timer.Stop() })
+	return limited, func() { timer.Stop() }
+}
+
 // Exec runs or attaches to a command in a machine.
 func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]) error {
 	first, err := stream.Receive()
@@ -52,6 +69,7 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
 	at := effect{door: door, run: run, what: what, command: first.GetMessage().GetAttach().GetCommandId()}
+	ctx, begun := beginning(ctx)
 	guest := run.Agent().Exec(ctx)
 	if err := guest.Send(first.GetMessage()); err != nil {
 		_, err = guest.Receive()
@@ -59,7 +77,7 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	}
 	// It ends with the client's stream, which ends when this call does.
 	go execInput(ctx, stream, guest, door)
-	err = execOutput(stream, guest, &at)
+	err = execOutput(stream, guest, &at, begun)
 	return s.outcome(ctx, at, err)
 }
 
@@ -95,9 +113,9 @@ func execInput(ctx context.Context, client *connect.BidiStream[holdpointv1.Guest
 }
 
 // execOutput carries what the guest sends until it ends, and notes which command
-// it is.
+// it is. begun is called when the guest has begun it.
 func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse],
-	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse], at *effect,
+	guest *connect.BidiStreamForClient[agentv1.ExecRequest, agentv1.ExecResponse], at *effect, begun func(),
 ) error {
 	defer guest.CloseResponse()
 	for {
@@ -108,6 +126,7 @@ func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpoi
 		if err != nil {
 			return err
 		}
+		begun() // also by an exit, of a command that could not be started
 		if id := message.GetStarted().GetCommandId(); id != "" {
 			at.command = id
 		}

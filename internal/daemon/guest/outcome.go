@@ -4,6 +4,7 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"connectrpc.com/connect"
@@ -45,6 +46,9 @@ func (s *Service) outcome(ctx context.Context, e effect, err error) error {
 	if cause != nil && errdefs.Is(cause, errdefs.Conflict) {
 		return wire.Encode(s.restored(ctx, e, cause))
 	}
+	if errors.Is(cause, errNotBegun) && !e.run.Ended() {
+		return wire.Encode(s.notBegun(ctx, e))
+	}
 	if !e.run.Ended() || connect.CodeOf(err) == connect.CodeNotFound {
 		return wire.Encode(err)
 	}
@@ -59,6 +63,16 @@ func (s *Service) restored(ctx context.Context, e effect, refusal error) error {
 		return refusal
 	}
 	return errdefs.New(errdefs.Conflict, "%w; what ran at the checkpoint runs on: holdpoint attach %s", refusal, m.Name)
+}
+
+// notBegun says that a machine's guest does not answer, and what to do.
+func (s *Service) notBegun(ctx context.Context, e effect) error {
+	m, err := s.cfg.Catalog.GetMachine(context.WithoutCancel(ctx), e.door.Machine())
+	if err != nil {
+		return err
+	}
+	return errdefs.New(errdefs.Deadline, "%s: the guest of machine %s has not begun it in %.0f s; see holdpoint logs %s, go back with holdpoint restore %s, or end the machine with holdpoint stop --force %s",
+		e.what, m.Name, startTimeout.Seconds(), m.Name, m.Name, m.Name)
 }
 
 // stopped says what became of a machine whose run has ended, and what to do.

@@ -142,38 +142,43 @@ func (s *Service) Pause(ctx context.Context, req *connect.Request[holdpointv1.Pa
 func (s *Service) Remove(ctx context.Context, req *connect.Request[holdpointv1.RemoveMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	return s.Begin(ctx, r.GetRequestId(), "rm", r, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		return nil, s.remove(ctx, w, r)
+		return s.remove(ctx, w, r)
 	})
 }
 
-func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.RemoveMachineRequest) error {
+// remove removes a machine and gives it as it was.
+func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.RemoveMachineRequest) (*holdpointv1.OperationResult, error) {
 	m, err := s.Claim(ctx, w, r.GetMachine())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	state := keeper.State(m, s.Keeper.Run(m.ID))
 	if state != machine.Stopped && state != machine.Suspended && !r.GetForce() {
-		return errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
+		return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
 	}
 	checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(checkpoints) > 0 && !r.GetForce() {
-		return errdefs.New(errdefs.Referenced, "rm: %d checkpoints of machine %s would go with it; see holdpoint checkpoint ls %s, or remove it with them by holdpoint rm --force %s",
-			len(checkpoints), m.Name, m.Name, m.Name)
+		return nil, errdefs.New(errdefs.Referenced, "rm: machine %s has checkpoints (%d) that would go with it; see holdpoint checkpoint ls %s, or remove it with them by holdpoint rm --force %s",
+			m.Name, len(checkpoints), m.Name, m.Name)
 	}
-	if len(checkpoints) > 0 {
-		w.Note("%d checkpoints of machine %s went with it", len(checkpoints), m.Name)
+	was, err := s.View.Machine(ctx, m)
+	if err != nil {
+		return nil, err
 	}
 	if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
-		return err
+		return nil, err
 	}
 	s.StandAside(m.ID)
 	for _, k := range checkpoints {
 		if err := s.Pools.End(ctx, k.ID); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return s.Keeper.Drop(ctx, w.ID(), m)
+	if err := s.Keeper.Drop(ctx, w.ID(), m); err != nil {
+		return nil, err
+	}
+	return &holdpointv1.OperationResult{Machine: was, RemovedCheckpoints: uint32(len(checkpoints))}, nil
 }

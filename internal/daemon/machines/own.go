@@ -46,7 +46,7 @@ func (s *Service) Reap(ctx context.Context) {
 		options := &holdpointv1.RemoveMachineRequest{Machine: m.ID, Force: true}
 		_, err := s.Engine.Begin(ctx, operation.Request{Verb: "rm", Options: options, Timeout: reapDeadline},
 			func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-				return nil, s.remove(ctx, w, options)
+				return s.remove(ctx, w, options)
 			})
 		if err != nil && !errdefs.Is(err, errdefs.WrongState) { // the daemon is stopping
 			s.Log.Warn("remove a machine that has stopped", "machine", m.Name, "error", err)

@@ -120,7 +120,8 @@ func (s *Service) plan(ctx context.Context, m catalog.Machine, k checkpoint.Chec
 	plan.Effects = view.Effects(effects)
 	if run := s.Keeper.Run(m.ID); run != nil && keeper.State(m, run) == machine.Running {
 		// A guest that does not answer is restored all the same.
-		plan.Commands, _ = s.Commands(ctx, run)
+		plan.Commands, err = s.Commands(ctx, run)
+		plan.CommandsUnknown = err != nil
 	}
 	return plan, nil
 }
