@@ -109,6 +109,7 @@ func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.Get
 	if s.f.full {
 		m.FullCheckpoints, m.ForkedFrom, m.RemoveOnStop = "userfaultfd", "c1000000000000aa", true
 		m.Spec.SuspendAfterMillis = 600_000
+		m.Trouble = "machine web stands still because the host could not write its disk (free space in /layers: 3 MiB); free some space, it goes on by itself"
 	}
 	if s.f.stopped {
 		m.State = "stopped"

@@ -42,6 +42,7 @@ func machineFields(m *holdpointv1.Machine) [][2]string {
 		{"name", m.GetName()},
 		{"id", m.GetId()},
 		{"state", m.GetState()},
+		{"trouble", m.GetTrouble()},
 		{"operation", m.GetOperation()},
 		{"image", fmt.Sprintf("%s (%s)", view.Dash(m.GetImage()), view.Short(m.GetImageBuildId()))},
 	}

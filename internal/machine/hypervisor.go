@@ -111,6 +111,11 @@ type Run interface {
 	Resume(ctx context.Context) error
 	// Running reports whether the vCPUs run.
 	Running(ctx context.Context) (bool, error)
+	// AwaitStall returns nil once the process has stopped the vCPUs by itself,
+	// because the host had no room for a write to the machine's disk, and at
+	// once while they stand still for that. Resume tries the write again; when
+	// it fails, they are stopped again.
+	AwaitStall(ctx context.Context) error
 	// SwitchDisk makes top, an empty overlay that exists, the writable top of
 	// the disk; the old top is opened read-only from then on. The run must be
 	// paused. On error the old top is still the writable one.

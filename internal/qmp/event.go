@@ -27,6 +27,9 @@ const (
 	GuestPanicked = "GUEST_PANICKED"
 )
 
+// BlockIOError is not vital: what it means for the machine is what Stop says.
+const BlockIOError = "BLOCK_IO_ERROR"
+
 // Queue limits per subscription. When ordinary ones wait, the oldest is
 // dropped; so many vital ones unread mean that nobody reads, and the
 // subscription ends with an error rather than with a gap.

@@ -1234,7 +1234,10 @@ type Machine struct {
 	// The id of the checkpoint it was forked from; empty for none.
 	ForkedFrom string `protobuf:"bytes,20,opt,name=forked_from,json=forkedFrom,proto3" json:"forked_from,omitempty"`
 	// It is removed when it stops.
-	RemoveOnStop  bool `protobuf:"varint,21,opt,name=remove_on_stop,json=removeOnStop,proto3" json:"remove_on_stop,omitempty"`
+	RemoveOnStop bool `protobuf:"varint,21,opt,name=remove_on_stop,json=removeOnStop,proto3" json:"remove_on_stop,omitempty"`
+	// Why its guest is not ready, or stands still by nobody's order, one line;
+	// empty when there is nothing of the kind.
+	Trouble       string `protobuf:"bytes,22,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1414,6 +1417,13 @@ func (x *Machine) GetRemoveOnStop() bool {
 		return x.RemoveOnStop
 	}
 	return false
+}
+
+func (x *Machine) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
 }
 
 type Image struct {
@@ -4631,7 +4641,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\aon_boot\x18\x04 \x01(\tR\x06onBoot\x12\x14\n" +
 	"\x05tmpfs\x18\x05 \x03(\tR\x05tmpfs\x12\x18\n" +
 	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
-	"\x14suspend_after_millis\x18\a \x01(\x03R\x12suspendAfterMillis\"\xa2\x05\n" +
+	"\x14suspend_after_millis\x18\a \x01(\x03R\x12suspendAfterMillis\"\xbc\x05\n" +
 	"\aMachine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -4659,7 +4669,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x10full_checkpoints\x18\x13 \x01(\tR\x0ffullCheckpoints\x12\x1f\n" +
 	"\vforked_from\x18\x14 \x01(\tR\n" +
 	"forkedFrom\x12$\n" +
-	"\x0eremove_on_stop\x18\x15 \x01(\bR\fremoveOnStop\"\xd5\x02\n" +
+	"\x0eremove_on_stop\x18\x15 \x01(\bR\fremoveOnStop\x12\x18\n" +
+	"\atrouble\x18\x16 \x01(\tR\atrouble\"\xd5\x02\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\bbuild_id\x18\x02 \x01(\tR\abuildId\x12\"\n" +

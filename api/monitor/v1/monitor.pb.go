@@ -140,8 +140,8 @@ type StatusResponse struct {
 	// "kvm" or "tcg".
 	Accelerator string `protobuf:"bytes,11,opt,name=accelerator,proto3" json:"accelerator,omitempty"`
 	QemuVersion string `protobuf:"bytes,12,opt,name=qemu_version,json=qemuVersion,proto3" json:"qemu_version,omitempty"`
-	// Why the guest is not ready, one line; empty when it is or when it was
-	// not tried yet.
+	// Why the guest is not ready, or why it stands still by nobody's order, one
+	// line; empty when there is nothing of the kind, or it was not tried yet.
 	Trouble string `protobuf:"bytes,13,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	// Ids of the disk's layers, lowest first; the last one is written to.
 	Disk []string `protobuf:"bytes,14,rep,name=disk,proto3" json:"disk,omitempty"`

@@ -49,6 +49,7 @@ type Machine struct {
 	FullCheckpoints string `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be taken; empty while it does not run"`
 	ForkedFrom      string `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
 	RemoveOnStop    bool   `json:"remove_on_stop"`
+	Trouble         string `json:"trouble" doc:"why its guest is not ready, or stands still by nobody's order; empty for none"`
 }
 
 // Spec is what a machine is made of.
@@ -167,6 +168,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 		QEMUPID: m.GetQemuPid(), MonitorPID: m.GetMonitorPid(),
 		Exit: m.GetExit(), Head: m.GetHead(), ChainLength: m.GetChainLength(),
 		FullCheckpoints: m.GetFullCheckpoints(), ForkedFrom: m.GetForkedFrom(), RemoveOnStop: m.GetRemoveOnStop(),
+		Trouble: m.GetTrouble(),
 	}
 }
 

@@ -83,6 +83,7 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 			view.Exit = keeper.ExitOf(exit) // its record is on its way
 		}
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
+		view.Trouble = status.GetTrouble()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()
 		if view.FullCheckpoints = status.GetTracking(); view.FullCheckpoints == "" {
 			view.FullCheckpoints = v.expected()

@@ -108,6 +108,16 @@ func (r *fakeRun) Running(ctx context.Context) (bool, error) {
 	return a.Running, err
 }
 
+// AwaitStall waits for what never happens: a fake machine writes no disk.
+func (r *fakeRun) AwaitStall(ctx context.Context) error {
+	select {
+	case <-r.exited:
+		return r.over("watch")
+	case <-ctx.Done():
+		return fmt.Errorf("watch of run %s: %w", r.cfg.RunID, context.Cause(ctx))
+	}
+}
+
 func (r *fakeRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	_, err := r.call(ctx, request{Op: "switch", Layer: top})
 	return err

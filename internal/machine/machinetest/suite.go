@@ -46,6 +46,7 @@ func Suite(t *testing.T, fx Fixture) {
 		"switch disk":                         (*suite).switchDisk,
 		"failed switch leaves the top":        (*suite).failedSwitch,
 		"replace layers":                      (*suite).replaceLayers,
+		"no stall":                            (*suite).noStall,
 		"kill":                                (*suite).kill,
 		"killed from outside":                 (*suite).killedFromOutside,
 		"launch error leaves nothing":         (*suite).launchErrorLeavesNothing,
@@ -180,6 +181,25 @@ func (s *suite) linkOneAfterAnother() {
 	s.wantRunning(r, true)
 }
 
+// noStall checks that pauses and switches of the disk are none, and that
+// waiting for one ends with the wait and with the run.
+func (s *suite) noStall() {
+	r := s.launch(s.Config(s.t))
+	s.must(r.Resume(s.ctx))
+	waited := make(chan error, 1)
+	go func() { waited <- r.AwaitStall(s.ctx) }()
+	s.must(r.Pause(s.ctx))
+	s.must(r.SwitchDisk(s.ctx, s.Overlay(s.t)))
+	ctx, cancel := context.WithTimeout(s.ctx, 100*time.Millisecond)
+	defer cancel()
+	if err := r.AwaitStall(ctx); err == nil || ctx.Err() == nil {
+		s.t.Errorf("a paused run has stalled: %v", err)
+	}
+	s.must(r.Resume(s.ctx))
+	s.must(r.Kill(s.ctx))
+	s.wantKind("stall of a run that ends", <-waited, errdefs.WrongState)
+}
+
 func (s *suite) kill() {
 	r := s.launch(s.Config(s.t))
 	s.must(r.Resume(s.ctx))
@@ -197,7 +217,7 @@ func (s *suite) afterExit(r machine.Run) {
 	_, dial := r.DialLink(s.ctx)
 	for what, err := range map[string]error{
 		"pause": r.Pause(s.ctx), "resume": r.Resume(s.ctx), "running": running, "dial": dial,
-		"switch": r.SwitchDisk(s.ctx, s.Overlay(s.t)), "kill": r.Kill(s.ctx),
+		"stall": r.AwaitStall(s.ctx), "switch": r.SwitchDisk(s.ctx, s.Overlay(s.t)), "kill": r.Kill(s.ctx),
 		"replace": r.ReplaceLayers(s.ctx, []machine.Layer{s.Overlay(s.t), s.Overlay(s.t), s.Overlay(s.t)}, 1, 2, s.Overlay(s.t)),
 	} {
 		s.wantKind(what+" after exit", err, errdefs.WrongState)

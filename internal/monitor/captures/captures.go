@@ -12,6 +12,7 @@
 package captures
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,6 +39,9 @@ type Supervisor interface {
 	// Present is what the record says now, and the run, nil for none, with
 	// its config.
 	Present() (machine.Run, machine.RunConfig, monitor.Record)
+	// Stands is why the guest stands still by nobody's order; nil when it does
+	// not.
+	Stands() error
 	// Turn waits until nobody else changes the run, and keeps others from it.
 	Turn(ctx context.Context) (release func(), err error)
 	// Record makes a change durable, and then visible.
@@ -138,7 +142,7 @@ func (c *Captures) Capture(ctx context.Context, req *monitorv1.CaptureRequest) (
 	if rec.Capture != nil && rec.Capture.CheckpointID == req.GetCheckpointId() {
 		return c.again(rec.Capture)
 	}
-	if err := check(req, run, cfg, rec); err != nil {
+	if err := cmp.Or(check(req, run, cfg, rec), c.Supervisor.Stands()); err != nil {
 		return nil, err
 	}
 	platform, err := c.Platform(ctx, cfg)

@@ -102,6 +102,10 @@ func (t *taking) enter(ctx context.Context) (wasPaused bool, err error) {
 		t.leave()
 		return false, errdefs.New(errdefs.WrongState, "capture machine %s: its run %s has ended", t.cfg.MachineName, t.cfg.RunID)
 	}
+	if err := t.c.Supervisor.Stands(); err != nil {
+		t.leave()
+		return false, err
+	}
 	t.was = rec.Clone()
 	err = t.c.Supervisor.Record(func(r *monitor.Record) {
 		if r.Phase != monitor.UserPaused {

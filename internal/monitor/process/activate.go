@@ -68,7 +68,7 @@ func (m *supervisor) activate(ctx context.Context, run machine.Run, told *monito
 			return err
 		}
 	}
-	if m.still() {
+	if m.Still() {
 		return nil // a user has paused it since
 	}
 	return run.Resume(ctx)

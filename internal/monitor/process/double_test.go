@@ -4,6 +4,7 @@ package process_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -223,6 +224,21 @@ func (r *doubleRun) Running(ctx context.Context) (bool, error) {
 	return a == "running", err
 }
 
+// AwaitStall waits for the double to say so.
+func (r *doubleRun) AwaitStall(ctx context.Context) error {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", filepath.Join(r.cfg.SocketDir, "stall.sock"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		return cmp.Or(ctx.Err(), err)
+	}
+	return nil
+}
+
 func (r *doubleRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	if has(r.cfg.Dir, "die-before-switch") {
 		_ = os.Remove(filepath.Join(r.cfg.Dir, "die-before-switch"))
@@ -280,6 +296,7 @@ type guest struct {
 	mu      sync.Mutex
 	awake   *sync.Cond
 	running bool
+	stalled bool
 	disk    []string
 	behind  time.Duration // of the guest's clock
 
@@ -299,8 +316,9 @@ func guestMain() {
 	if in := g.cfg.Incoming; in != nil && !in.Unconfigured {
 		g.configured, g.behind = &agentv1.ConfigureRequest{}, time.Hour
 	}
-	ctl, lnk := g.listen("ctl.sock"), g.listen("link.sock")
+	ctl, lnk, stall := g.listen("ctl.sock"), g.listen("link.sock"), g.listen("stall.sock")
 	go g.control(ctl)
+	go g.tellStalls(stall)
 	fmt.Println("up")
 	g.serve(lnk)
 }
@@ -334,6 +352,25 @@ func (g *guest) control(ln net.Listener) {
 	}
 }
 
+// tellStalls writes to each connection once the guest has stalled.
+func (g *guest) tellStalls(ln net.Listener) {
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			panic(err)
+		}
+		go func() {
+			defer conn.Close()
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			for !g.stalled {
+				g.awake.Wait()
+			}
+			fmt.Fprintln(conn, "stalled")
+		}()
+	}
+}
+
 func (g *guest) obey(words []string) string {
 	if len(words) == 0 {
 		return "error no command" // the monitor died before it said one
@@ -352,6 +389,13 @@ func (g *guest) obey(words []string) string {
 			return "error " + words[0] + " does not work"
 		}
 		g.running = words[0] == "resume"
+		if g.running {
+			g.stalled = has(g.cfg.Dir, "disk-full")
+			g.running = !g.stalled
+		}
+		g.awake.Broadcast()
+	case "stall":
+		g.running, g.stalled = false, true
 		g.awake.Broadcast()
 	case "behind":
 		g.behind += 300 * time.Millisecond

@@ -39,8 +39,8 @@ const (
 const relinkPatience = 5 * time.Second
 
 // keepLink keeps a conversation with the guest agent of the run until ctx
-// ends: while the guest stands still by order a standing one is left alone, and
-// none is begun.
+// ends: while the guest stands still a standing one is left alone, and none is
+// begun.
 func (m *supervisor) keepLink(ctx context.Context, run machine.Run) {
 	guest := m.greeting()
 	retry, patience := retryFirst, greetFirst
@@ -80,7 +80,7 @@ func (m *supervisor) attend(ctx context.Context, conv *relay.Conversation) error
 		err = m.introduce(ctx, conv)
 	}
 	if err == nil {
-		err = conv.Attend(ctx, m.still)
+		err = conv.Attend(ctx, m.halted)
 	}
 	return err
 }
@@ -97,7 +97,7 @@ func (m *supervisor) awaitActivation(ctx context.Context, conv *relay.Conversati
 		defer cancel()
 		_ = m.watch(attended, func(st *monitorv1.StatusResponse) (bool, error) { return !st.GetWaiting(), nil })
 	}()
-	err := conv.Attend(attended, m.still)
+	err := conv.Attend(attended, m.halted)
 	cancel()
 	<-watched
 	if !m.waiting() && ctx.Err() == nil {
@@ -170,7 +170,7 @@ func (m *supervisor) conversation(ctx context.Context) (*relay.Conversation, err
 		m.mu.Lock()
 		conv, rec, trouble, changed := m.link, m.rec, m.trouble, m.changed
 		m.mu.Unlock()
-		if conv != nil && rec.Phase != monitor.UserPaused && rec.Phase != monitor.Held {
+		if conv != nil && m.stall.Why() == "" && rec.Phase != monitor.UserPaused && rec.Phase != monitor.Held {
 			return conv, nil
 		}
 		if err := m.unreachable(rec, trouble); err != nil {
@@ -219,6 +219,8 @@ func (m *supervisor) unreachable(rec monitor.Record, trouble string) error {
 		return errdefs.New(errdefs.WrongState, "machine %s is paused; resume it first", m.name())
 	case rec.Phase == monitor.Held:
 		return errdefs.New(errdefs.WrongState, "machine %s stands still until its checkpoint is decided; try again", m.name())
+	case m.stall.Why() != "":
+		return m.stall.Err()
 	case m.cfg.Wait && rec.Activation == nil:
 		return errdefs.New(errdefs.WrongState, "machine %s waits to be told who it is", m.name())
 	case rec.ReadyUnixNano == 0 && trouble != "":

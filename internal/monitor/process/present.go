@@ -129,13 +129,27 @@ func (m *supervisor) onClock(ctx context.Context, change func(*relay.Conversatio
 	return change(conv)
 }
 
+// Stands is that of captures.Supervisor.
+func (m *supervisor) Stands() error { return m.stall.Err() }
+
+// Notify is that of stall.Supervisor.
+func (m *supervisor) Notify() { m.update(func() {}) }
+
+// CatchUp is that of stall.Supervisor.
+func (m *supervisor) CatchUp(ctx context.Context) {
+	_ = m.onClock(ctx, func(conv *relay.Conversation) error {
+		m.catchUp(ctx, conv)
+		return nil
+	})
+}
+
 // catchUpTimeout bounds a correction of the clock that something waits for.
 const catchUpTimeout = 2 * time.Second
 
 // catchUp corrects the clock of a guest that stood still or was out of touch.
 // What it misses is corrected after the next capture, pause or greeting.
 func (m *supervisor) catchUp(ctx context.Context, conv *relay.Conversation) {
-	if conv == nil || m.still() || m.asIs() {
+	if conv == nil || m.halted() || m.asIs() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), catchUpTimeout)

@@ -25,6 +25,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/captures"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
+	"github.com/holdpoint/holdpoint/internal/monitor/stall"
 )
 
 // Config is what the monitor process is given besides the files in its folder.
@@ -83,6 +84,7 @@ type supervisor struct {
 	Config
 	cfg      monitor.Config
 	captures *captures.Captures
+	stall    *stall.Watch
 
 	// turn is held by whoever changes the run: one change at a time.
 	turn chan struct{}
@@ -128,6 +130,7 @@ func open(cfg Config) (*supervisor, error) {
 	}
 	m := &supervisor{Config: cfg, cfg: file, turn: make(chan struct{}, 1), clock: make(chan struct{}, 1), changed: make(chan struct{})}
 	m.captures = captures.New(captures.Config{Supervisor: m, Platform: cfg.Hypervisor.Platform, Log: cfg.Log})
+	m.stall = stall.New(stall.Config{Supervisor: m, Free: durable.FreeBytes, Log: cfg.Log})
 	if _, err = parseMagic(file.Run.Cmdline); err != nil {
 		return nil, err
 	}
@@ -188,14 +191,13 @@ func (m *supervisor) wait(ctx context.Context, run machine.Run) error {
 	}
 }
 
-// follow keeps the agent link of the run until it has ended, or ctx has.
+// follow keeps the agent link of the run, and watches for its hypervisor to
+// stop it, until it has ended, or ctx has.
 func (m *supervisor) follow(ctx context.Context, run machine.Run) (ended bool) {
 	linkCtx, cancel := context.WithCancel(ctx)
-	kept := make(chan struct{})
-	go func() {
-		defer close(kept)
-		m.keepLink(linkCtx, run)
-	}()
+	var kept sync.WaitGroup
+	kept.Go(func() { m.keepLink(linkCtx, run) })
+	kept.Go(func() { m.stall.Keep(linkCtx, run) })
 	select {
 	case <-run.Exited():
 		ended = true
@@ -206,7 +208,7 @@ func (m *supervisor) follow(ctx context.Context, run machine.Run) (ended bool) {
 		m.hearOut()
 	}
 	cancel()
-	<-kept
+	kept.Wait()
 	return ended
 }
 

@@ -3,6 +3,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"os"
 
@@ -15,7 +16,6 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/layers"
-	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -41,7 +41,7 @@ func (m *supervisor) status() *monitorv1.StatusResponse {
 		ReadyUnixNano: m.rec.ReadyUnixNano,
 		Accelerator:   m.cfg.Run.Accelerator,
 		QemuVersion:   m.HypervisorVersion,
-		Trouble:       m.trouble,
+		Trouble:       cmp.Or(m.stall.Why(), m.trouble),
 		Refused:       m.refused,
 		Disk:          monitor.LayerIDs(m.rec.Disk),
 		Waiting:       m.cfg.Wait && m.rec.Activation == nil,
@@ -88,16 +88,20 @@ func cpuTime(pid int) int64 {
 	return ts.Nano()
 }
 
-// still reports whether the guest's CPUs stand still by order.
-func (m *supervisor) still() bool {
+// Still is that of stall.Supervisor.
+func (m *supervisor) Still() bool {
 	rec := m.present()
 	return rec.Phase == monitor.UserPaused || rec.Phase == monitor.Held || m.standby()
 }
 
+// halted reports whether the guest's CPUs stand still, by order or by the
+// hypervisor's own doing.
+func (m *supervisor) halted() bool { return m.Still() || m.stall.Why() != "" }
+
 // awaitResumed waits until the guest's CPUs run: the order to stand still is
 // taken back before they do, by the change that has the turn.
 func (m *supervisor) awaitResumed(ctx context.Context) error {
-	err := m.watch(ctx, func(*monitorv1.StatusResponse) (bool, error) { return !m.still(), nil })
+	err := m.watch(ctx, func(*monitorv1.StatusResponse) (bool, error) { return !m.halted(), nil })
 	if err != nil {
 		return err
 	}
@@ -152,10 +156,8 @@ func (s service) Pause(ctx context.Context, _ *connect.Request[monitorv1.PauseRe
 func (s service) Resume(ctx context.Context, _ *connect.Request[monitorv1.ResumeRequest]) (*connect.Response[monitorv1.ResumeResponse], error) {
 	err := s.m.change(ctx, "resume", s.m.resume)
 	if err == nil {
-		_ = s.m.onClock(ctx, func(conv *relay.Conversation) error {
-			s.m.catchUp(ctx, conv)
-			return nil
-		})
+		s.m.stall.Look(ctx)
+		s.m.CatchUp(ctx)
 	}
 	return connect.NewResponse(&monitorv1.ResumeResponse{}), wire.Encode(err)
 }
@@ -164,7 +166,7 @@ func (m *supervisor) resume(ctx context.Context, run machine.Run) error {
 	if m.standby() {
 		return m.waits("resume")
 	}
-	was, still := m.present().Phase, m.still()
+	was, still := m.present().Phase, m.Still()
 	if still {
 		if err := m.record(func(r *monitor.Record) { r.Phase = r.Resumed() }); err != nil {
 			return err
