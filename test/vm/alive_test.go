@@ -20,12 +20,22 @@ const (
 	programDir = "/root/alive"
 )
 
+// acceptanceDir is where the acceptance program is built; empty before.
+var acceptanceDir string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	_ = os.RemoveAll(acceptanceDir)
+	os.Exit(code)
+}
+
 // buildAcceptance builds the acceptance program once for all tests.
 var buildAcceptance = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("/tmp", "hpacceptance")
 	if err != nil {
 		return "", err
 	}
+	acceptanceDir = dir
 	path := filepath.Join(dir, "acceptance")
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "../acceptance")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
