@@ -289,7 +289,7 @@ func (d *Daemon) sweep(ctx context.Context) {
 
 // sweepDisks removes the merged disks that nothing needs any more.
 func (d *Daemon) sweepDisks(ctx context.Context) {
-	if err := d.chains.Sweep(d.keeper.OpensDisk, func() ([][]catalog.Layer, error) { return d.keeper.Chains(ctx) }); err != nil {
+	if err := d.chains.Sweep(ctx, d.keeper); err != nil {
 		d.cfg.Log.Warn("sweep merged disks", "error", err)
 	}
 }

@@ -10,7 +10,7 @@
 // What is merged next are the layers that are in no merged file yet, once there
 // are some, and with them those merged files just below that are not much
 // larger than all above. So files become larger from the top down, their number
-// grows with the logarithm of what was written, and no byte is copied more often.
+// grows with the logarithm of what was written, and so does how often a byte is copied.
 package diskchain
 
 import (
@@ -38,9 +38,9 @@ import (
 // in 814 (measured, QEMU 7.2).
 const MaxOpen = 20
 
-// Step is how many layers that are in no merged file make a merge worth it
+// step is how many layers that are in no merged file make a merge worth it
 // while a run has them open: in a window QEMU looks at each, 0.07 ms (measured).
-const Step = 8
+const step = 8
 
 // growth is how much larger than all above it, at most, a merged file is that
 // is merged again.
@@ -129,7 +129,7 @@ func (c *Chains) giveOut(files []file) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range files {
-		if f.first == f.last {
+		if f.isLayer() {
 			continue
 		}
 		if !f.sound() {
@@ -155,7 +155,7 @@ type Replacement struct {
 // merge something.
 func (c *Chains) Shorten(ctx context.Context, root machine.Layer, layers []catalog.Layer, open []string, replace func(Replacement) error) (shorter bool, err error) {
 	files, fits := c.current(c.files(layers), open)
-	if !fits || c.cfg.Merger == nil || unmerged(files) < Step {
+	if !fits || c.cfg.Merger == nil || !Worth(open) {
 		return false, nil
 	}
 	from, to := next(files), len(files)-1
@@ -301,7 +301,7 @@ func (c *Chains) merge(ctx context.Context, root machine.Layer, files []file, fr
 // merged again.
 func (c *Chains) Check(ctx context.Context, layers []catalog.Layer) error {
 	for _, f := range c.cover(c.files(layers)) {
-		if f.first == f.last {
+		if f.isLayer() {
 			continue
 		}
 		same, err := f.check(ctx)
@@ -330,20 +330,33 @@ func remove(files *durable.FS, path string) error {
 	return nil
 }
 
-// Sweep removes merged files that no run has open, as used tells by path, or may
-// be about to, and that stand for nothing in the chains that machines have now,
-// which are asked for only when there is something to remove. What another chain
-// wants is made again when it is opened. Nothing is removed while layers are merged.
-func (c *Chains) Sweep(used func(path string) bool, chains func() ([][]catalog.Layer, error)) error {
+// Uses says what wants merged files. It is asked only where there are any.
+type Uses interface {
+	// OpenDisks are the paths that runs have open, or are to; known is false when
+	// that cannot be told.
+	OpenDisks() (paths map[string]bool, known bool)
+	// Chains are the disks that machines have now.
+	Chains(ctx context.Context) ([][]catalog.Layer, error)
+}
+
+// Sweep removes merged files that no run has open, or may be about to, and that
+// stand for nothing in the chains of machines. What another chain wants is made
+// again when it is opened. Nothing is removed while layers are merged.
+func (c *Chains) Sweep(ctx context.Context, uses Uses) error {
 	if !c.merging.TryLock() {
 		return nil
 	}
 	defer c.merging.Unlock()
-	unused, err := c.unused(used)
+	unused, err := c.notGivenOut()
 	if err != nil || len(unused) == 0 {
 		return err
 	}
-	now, err := chains()
+	open, known := uses.OpenDisks()
+	maps.DeleteFunc(unused, func(path string, _ bool) bool { return !known || open[path] })
+	if len(unused) == 0 {
+		return nil
+	}
+	now, err := uses.Chains(ctx)
 	if err != nil {
 		return err
 	}
@@ -363,7 +376,8 @@ func (c *Chains) Sweep(used func(path string) bool, chains func() ([][]catalog.L
 	return failed
 }
 
-func (c *Chains) unused(used func(path string) bool) (map[string]bool, error) {
+// notGivenOut are the merged files that no run is about to open.
+func (c *Chains) notGivenOut() (map[string]bool, error) {
 	entries, err := os.ReadDir(c.cfg.Home.MergedDisks())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, errdefs.New(errdefs.Storage, "list merged disks: %w", err)
@@ -371,16 +385,16 @@ func (c *Chains) unused(used func(path string) bool) (map[string]bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.opened, func(_ string, at time.Time) bool { return time.Since(at) > beginning })
-	unused := map[string]bool{}
+	paths := map[string]bool{}
 	for _, e := range entries {
 		id, _, _ := strings.Cut(e.Name(), ".")
 		if id == "" {
 			continue // a file in the making that was left; the next daemon removes it
 		}
 		path := filepath.Join(c.cfg.Home.MergedDisks(), id+mergedSuffix)
-		if _, opened := c.opened[path]; !opened && path != c.replacing && !used(path) {
-			unused[path] = true
+		if _, opened := c.opened[path]; !opened && path != c.replacing {
+			paths[path] = true
 		}
 	}
-	return unused, nil
+	return paths, nil
 }

@@ -141,7 +141,7 @@ func TestShorten(t *testing.T) {
 		_, err := c.Shorten(t.Context(), root, all[:n], ids(open), func(r Replacement) error {
 			open = replace(t, open, r)
 			// It is spared although no run has recorded it yet.
-			return c.Sweep(func(path string) bool { return inUse(open, r)(path) }, func() ([][]catalog.Layer, error) { return nil, nil })
+			return c.Sweep(t.Context(), uses{open: inUse(open, r)})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -164,16 +164,38 @@ func TestShorten(t *testing.T) {
 	wantShown(t, chain, all)
 }
 
-// inUse tells of the files of a chain but for the new one.
-func inUse(chain []machine.Layer, r Replacement) func(string) bool {
-	return func(path string) bool {
-		return path != r.Merged.Path && slices.ContainsFunc(chain, func(l machine.Layer) bool { return l.Path == path })
+// uses is what wants merged files.
+type uses struct {
+	open   map[string]bool
+	chains [][]catalog.Layer
+	fail   error
+}
+
+func (u uses) OpenDisks() (map[string]bool, bool) { return u.open, u.open != nil }
+
+func (u uses) Chains(context.Context) ([][]catalog.Layer, error) { return u.chains, u.fail }
+
+// inUse are the files of a chain but for the new one.
+func inUse(chain []machine.Layer, r Replacement) map[string]bool {
+	paths := map[string]bool{}
+	for _, l := range chain {
+		paths[l.Path] = l.Path != r.Merged.Path
 	}
+	return paths
 }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// opened are the ids of a disk of which nothing was merged.
+func opened(layers []catalog.Layer) []string {
+	open := []string{"image"}
+	for _, l := range layers {
+		open = append(open, l.ID)
+	}
+	return open
 }
 
 func ids(chain []machine.Layer) (ids []string) {
@@ -195,10 +217,7 @@ func replace(t *testing.T, open []machine.Layer, r Replacement) []machine.Layer 
 func TestShortenLeavesWhatDoesNotFit(t *testing.T) {
 	c, merger := newChains(t)
 	all := c.layers(t, 30)
-	open := []string{"image"}
-	for _, l := range all {
-		open = append(open, l.ID)
-	}
+	open := opened(all)
 	for what, ids := range map[string][]string{
 		"nothing": {}, "the image alone": {"image"}, "another top": open[:len(open)-1], "one left out": append(slices.Clone(open[:5]), open[6:]...),
 		"an unknown one": append(slices.Clone(open[:30]), "x"), "few": append([]string{"image", all[0].ID + "-" + all[25].ID}, open[27:]...),
@@ -246,10 +265,7 @@ func TestFailedMergeGivesTheWholeChain(t *testing.T) {
 func TestOpenDoesNotWaitForTheBackground(t *testing.T) {
 	c, merger := newChains(t)
 	all := c.layers(t, 30)
-	open := []string{"image"}
-	for _, l := range all {
-		open = append(open, l.ID)
-	}
+	open := opened(all)
 	merger.began = make(chan struct{})
 	ended := make(chan error)
 	go func() {
@@ -257,7 +273,7 @@ func TestOpenDoesNotWaitForTheBackground(t *testing.T) {
 		ended <- err
 	}()
 	<-merger.began
-	if err := c.Sweep(nil, nil); err != nil { // does nothing meanwhile
+	if err := c.Sweep(t.Context(), nil); err != nil { // does nothing meanwhile
 		t.Error(err)
 	}
 	chain, err := c.Open(t.Context(), root, all)
@@ -280,20 +296,22 @@ func TestSweepSparesWhatIsUsed(t *testing.T) {
 		}
 		merged = append(merged, chain[1].Path)
 	}
-	used := func(path string) bool { return path == merged[0] }
-	none := func() ([][]catalog.Layer, error) { return nil, nil }
-	if err := c.Sweep(used, none); err != nil || !exists(merged[1]) {
+	used := map[string]bool{merged[0]: true}
+	if err := c.Sweep(t.Context(), uses{open: used}); err != nil || !exists(merged[1]) {
 		t.Errorf("swept what a run may be about to open: %v", err)
 	}
 	for path := range c.opened {
 		c.opened[path] = time.Now().Add(-2 * beginning)
 	}
-	err := c.Sweep(used, func() ([][]catalog.Layer, error) { return nil, errors.New("no answer") })
+	if err := c.Sweep(t.Context(), uses{}); err != nil || !exists(merged[1]) || !exists(merged[2]) {
+		t.Errorf("swept without knowing what is open: %v", err)
+	}
+	err := c.Sweep(t.Context(), uses{open: used, fail: errors.New("no answer")})
 	if err == nil || !exists(merged[1]) || !exists(merged[2]) {
 		t.Errorf("swept without knowing the chains: %v", err)
 	}
 	// A stopped machine will open the last one.
-	if err := c.Sweep(used, func() ([][]catalog.Layer, error) { return [][]catalog.Layer{all}, nil }); err != nil {
+	if err := c.Sweep(t.Context(), uses{open: used, chains: [][]catalog.Layer{all}}); err != nil {
 		t.Fatal(err)
 	}
 	if !exists(merged[0]) || exists(merged[1]) || !exists(merged[2]) {

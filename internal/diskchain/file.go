@@ -17,8 +17,25 @@ type file struct {
 	first, last string
 }
 
-// mergedSuffix ends the name of a merged file, which begins with its id.
-const mergedSuffix = ".qcow2"
+// isLayer reports whether it is a layer's own file.
+func (f file) isLayer() bool { return f.first == f.last }
+
+// mergedSuffix ends the name of a merged file, which begins with its id, and
+// idDash is in that id between those of two layers.
+const (
+	mergedSuffix = ".qcow2"
+	idDash       = "-"
+)
+
+// Worth reports whether a run has so many layers open that it is worth merging
+// some: open are the ids of its disk, the image and the top included.
+func Worth(open []string) bool {
+	n := 0
+	for i := len(open) - 2; i > 0 && !strings.Contains(open[i], idDash); i-- {
+		n++
+	}
+	return n >= step
+}
 
 // files are the layers' own.
 func (c *Chains) files(layers []catalog.Layer) []file {
@@ -33,7 +50,7 @@ func (c *Chains) files(layers []catalog.Layer) []file {
 // merged is the file that the layers from first to last are merged into, or
 // would be.
 func (c *Chains) merged(first, last string) file {
-	id := first + "-" + last
+	id := first + idDash + last
 	return file{disk.Layer{ID: id, Path: filepath.Join(c.cfg.Home.MergedDisks(), id+mergedSuffix), Format: disk.Qcow2}, first, last}
 }
 
@@ -47,7 +64,7 @@ func (c *Chains) cover(all []file) (files []file) {
 	firsts := map[string][]string{} // by the last layer
 	for _, e := range entries {
 		id, ok := strings.CutSuffix(e.Name(), mergedSuffix)
-		first, last, both := strings.Cut(id, "-")
+		first, last, both := strings.Cut(id, idDash)
 		if ok && both && e.Type().IsRegular() {
 			firsts[last] = append(firsts[last], first)
 		}
@@ -75,7 +92,7 @@ func (c *Chains) current(all []file, open []string) (files []file, fits bool) {
 	end := 0
 	for _, id := range open[min(1, len(open)):] { // the image is below
 		f := file{first: id, last: id}
-		if first, last, merged := strings.Cut(id, "-"); merged {
+		if first, last, merged := strings.Cut(id, idDash); merged {
 			f = c.merged(first, last)
 		}
 		from, known := position[f.first]
@@ -102,7 +119,7 @@ func positions(all []file) map[string]int {
 // unmerged counts the layers below the top that are in no merged file, from the
 // top down to the first that is.
 func unmerged(files []file) (n int) {
-	for i := len(files) - 2; i >= 0 && files[i].first == files[i].last; i-- {
+	for i := len(files) - 2; i >= 0 && files[i].isLayer(); i-- {
 		n++
 	}
 	return n

@@ -2,13 +2,12 @@ package diskchain
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"io"
+	"fmt"
 	"os"
 	"strings"
 
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -17,13 +16,14 @@ import (
 // beside it, written last: a file without, or one that has changed since, is not
 // used. That costs no reading at each start; Check reads it all.
 type stamp struct {
-	Version int    `json:"version"`
-	Bytes   int64  `json:"bytes"`
-	Changed int64  `json:"changed_unix_nano"`
-	SHA256  string `json:"sha256"`
+	Version int   `json:"version"`
+	Bytes   int64 `json:"bytes"`
+	Changed int64 `json:"changed_unix_nano"`
+	// Digest is that of disk.Digest.
+	Digest string `json:"digest"`
 }
 
-const stampVersion = 1
+const stampVersion = 2
 
 // stampOf is where the stamp of a merged file is.
 func stampOf(path string) string { return strings.TrimSuffix(path, mergedSuffix) + ".json" }
@@ -34,11 +34,11 @@ func (f file) stamp(ctx context.Context, files *durable.FS) error {
 	if err != nil {
 		return errdefs.New(errdefs.Storage, "stamp merged disk: %w", err)
 	}
-	sum, err := digest(ctx, f.Path)
+	digest, _, err := disk.Digest(ctx, f.Path)
 	if err != nil {
-		return err
+		return fmt.Errorf("stamp merged disk %q: %w", f.Path, err)
 	}
-	b, err := json.Marshal(stamp{stampVersion, info.Size(), info.ModTime().UnixNano(), sum})
+	b, err := json.Marshal(stamp{stampVersion, info.Size(), info.ModTime().UnixNano(), digest})
 	if err != nil {
 		return err
 	}
@@ -64,25 +64,9 @@ func (f file) check(ctx context.Context) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	sum, err := digest(ctx, f.Path)
-	return sum == s.SHA256, err
-}
-
-func digest(ctx context.Context, path string) (string, error) {
-	in, err := os.Open(path)
+	digest, _, err := disk.Digest(ctx, f.Path)
 	if err != nil {
-		return "", errdefs.New(errdefs.Storage, "read merged disk: %w", err)
+		return false, fmt.Errorf("check merged disk %q: %w", f.Path, err)
 	}
-	defer in.Close()
-	hash := sha256.New()
-	for err == nil {
-		if ctx.Err() != nil {
-			return "", ctx.Err()
-		}
-		_, err = io.CopyN(hash, in, 8<<20)
-	}
-	if err != io.EOF {
-		return "", errdefs.New(errdefs.Storage, "read merged disk %q: %w", path, err)
-	}
-	return hex.EncodeToString(hash.Sum(nil)), nil
+	return digest == s.Digest, nil
 }

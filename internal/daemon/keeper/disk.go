@@ -5,7 +5,6 @@ package keeper
 import (
 	"context"
 	"path/filepath"
-	"slices"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/diskchain"
@@ -23,7 +22,7 @@ func (k *Keeper) Shorten(ctx context.Context, m catalog.Machine) (shorter bool, 
 		return false, nil
 	}
 	open := run.Status().GetDisk()
-	if len(open) < diskchain.Step {
+	if !diskchain.Worth(open) {
 		return false, nil
 	}
 	chain, err := k.cfg.Catalog.Chain(ctx, m.ID)
@@ -65,19 +64,24 @@ func (k *Keeper) Chains(ctx context.Context) (chains [][]catalog.Layer, err erro
 	return chains, nil
 }
 
-// OpensDisk reports whether some run reads the merged disk at path, or is to.
-func (k *Keeper) OpensDisk(path string) bool {
+// OpenDisks are the files of all disks that runs have open, or are to; known is
+// false when that cannot be told of some run.
+func (k *Keeper) OpenDisks() (paths map[string]bool, known bool) {
 	dirs, err := filepath.Glob(filepath.Join(k.cfg.Home.Runs(), "*"))
 	if err != nil {
-		return true
+		return nil, false
 	}
+	paths = map[string]bool{}
 	for _, dir := range dirs {
 		disk, err := diskOf(dir)
-		if err != nil || slices.ContainsFunc(disk, func(l machine.Layer) bool { return l.Path == path }) {
-			return true // or nobody can tell
+		if err != nil {
+			return nil, false
+		}
+		for _, layer := range disk {
+			paths[layer.Path] = true
 		}
 	}
-	return false
+	return paths, true
 }
 
 // diskOf is the disk of the run in a folder, nil once it has ended: what its

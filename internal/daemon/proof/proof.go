@@ -8,10 +8,7 @@ package proof
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -23,6 +20,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
@@ -176,7 +174,7 @@ func (p *Prover) path(l catalog.Layer) string {
 
 func (p *Prover) checkLayer(ctx context.Context, l catalog.Layer) (bytes int64, err error) {
 	path := p.path(l)
-	find := sum
+	find := disk.Digest
 	if l.Format == catalog.MemoryFormat {
 		find = rootDigest
 	}
@@ -208,31 +206,6 @@ func rootDigest(ctx context.Context, path string) (digest string, bytes int64, e
 	}
 	info := layer.Info()
 	return info.Digest.String(), info.Bytes, errors.Join(layer.Verify(ctx), layer.Close())
-}
-
-// sum is the sha256 digest of a file, and its size.
-func sum(ctx context.Context, path string) (digest string, bytes int64, err error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", 0, errdefs.New(errdefs.Storage, "read it: %w", err)
-	}
-	defer file.Close()
-	hash := sha256.New()
-	buffer := make([]byte, 1<<20)
-	for {
-		if err := ctx.Err(); err != nil {
-			return "", bytes, context.Cause(ctx)
-		}
-		n, err := file.Read(buffer)
-		hash.Write(buffer[:n])
-		bytes += int64(n)
-		if errors.Is(err, io.EOF) {
-			return fmt.Sprintf("sha256:%x", hash.Sum(nil)), bytes, nil
-		}
-		if err != nil {
-			return "", bytes, errdefs.New(errdefs.Storage, "read it: %w", err)
-		}
-	}
 }
 
 // restoreAside continues the checkpoint in a run that is nobody's. Its top lies
