@@ -59,7 +59,7 @@ func (c *Catalog) PutImage(ctx context.Context, i Image) error {
 
 // GetImage gives the image of a build id; NOT_FOUND if there is none.
 func (c *Catalog) GetImage(ctx context.Context, buildID string) (Image, error) {
-	return database.One(ctx, c.db, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
+	return database.One(ctx, c.db, rows.NoImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
 }
 
 // ListImages gives all images, newest first.
@@ -72,7 +72,7 @@ func (c *Catalog) ListImages(ctx context.Context) ([]Image, error) {
 // names them.
 func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
 	return c.db.Write(ctx, "remove-image", func(t *database.Tx) error {
-		img, err := database.One(ctx, t, noImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
+		img, err := database.One(ctx, t, rows.NoImage(buildID), scanImage, selectImage+`WHERE i.build_id = ?`, buildID)
 		if err != nil {
 			return err
 		}
@@ -100,8 +100,6 @@ func (c *Catalog) RemoveImage(ctx context.Context, buildID, opID string) error {
 }
 
 func requireImage(t *database.Tx, buildID string) error {
-	_, err := database.One(t.Ctx, t, noImage(buildID), database.Value[string], `SELECT build_id FROM images WHERE build_id = ?`, buildID)
+	_, err := database.One(t.Ctx, t, rows.NoImage(buildID), database.Value[string], `SELECT build_id FROM images WHERE build_id = ?`, buildID)
 	return err
 }
-
-func noImage(ref string) error { return rows.NotFound("image", ref, "holdpoint image ls") }

@@ -32,7 +32,7 @@ func (c *Catalog) ResolveMachine(ctx context.Context, ref string) (m Machine, er
 			if err != nil {
 				return err
 			}
-			found, err := reference.Choose("machine", ref, list, noMachine(ref))
+			found, err := reference.Choose("machine", ref, list, func() error { return noMachine(ref) })
 			if err != nil {
 				return err
 			}
@@ -58,11 +58,11 @@ func (c *Catalog) ResolveImage(ctx context.Context, ref string) (i Image, err er
 		if err != nil {
 			return err
 		}
-		found, err := reference.Choose("image", ref, list, rows.NoImage(ctx, q, ref))
+		found, err := reference.Choose("image", ref, list, func() error { return rows.NoImageYet(ctx, q, ref) })
 		if err != nil {
 			return err
 		}
-		i, err = database.One(ctx, q, noImage(ref), scanImage, selectImage+`WHERE i.build_id = ?`, found.ID)
+		i, err = database.One(ctx, q, rows.NoImage(ref), scanImage, selectImage+`WHERE i.build_id = ?`, found.ID)
 		return err
 	})
 	return i, err
@@ -77,7 +77,7 @@ func (c *Catalog) ResolveOperation(ctx context.Context, ref string) (Operation, 
 	if err != nil {
 		return Operation{}, err
 	}
-	found, err := reference.Choose("operation", ref, list, journal.NotFound(ref))
+	found, err := reference.Choose("operation", ref, list, func() error { return journal.NotFound(ref) })
 	if err != nil {
 		return Operation{}, err
 	}
@@ -116,10 +116,14 @@ func lastCheckpoint(ctx context.Context, q database.Querier, machineID string) (
 	if err != nil || id != "" {
 		return id, err
 	}
-	return database.One(ctx, q, rows.NoCheckpointOf(ctx, q, machineID, Last), database.Value[string], `SELECT id FROM checkpoints
+	id, err = database.One(ctx, q, rows.NoCheckpoint(Last), database.Value[string], `SELECT id FROM checkpoints
 		WHERE machine_id IS NOT NULL AND (?1 = '' OR machine_id = ?1)
 		AND verification <> 'failed'
 		ORDER BY seq DESC LIMIT 1`, machineID)
+	if errdefs.Is(err, errdefs.NotFound) {
+		err = rows.NoCheckpointOf(ctx, q, machineID, Last)
+	}
+	return id, err
 }
 
 func findCheckpoint(ctx context.Context, q database.Querier, machineID, ref string) (string, error) {
@@ -137,7 +141,7 @@ func findCheckpoint(ctx context.Context, q database.Querier, machineID, ref stri
 			foreign = append(foreign, c)
 		}
 	}
-	found, err := reference.Choose("checkpoint", ref, own, rows.NoCheckpointOf(ctx, q, machineID, ref))
+	found, err := reference.Choose("checkpoint", ref, own, func() error { return rows.NoCheckpointOf(ctx, q, machineID, ref) })
 	if len(own) > 0 || len(foreign) == 0 {
 		return found.ID, err
 	}

@@ -37,8 +37,8 @@ func (c Candidate) label() string {
 }
 
 // Choose picks the one that ref means: an exact name or else an exact id beats
-// a prefix of either; more than one is INVALID with the Candidates; none is missing.
-func Choose(noun, ref string, list []Candidate, missing error) (Candidate, error) {
+// a prefix of either; more than one is INVALID with the Candidates; none is what missing says.
+func Choose(noun, ref string, list []Candidate, missing func() error) (Candidate, error) {
 	rank := func(c Candidate) int {
 		switch ref {
 		case c.Name:
@@ -59,7 +59,7 @@ func Choose(noun, ref string, list []Candidate, missing error) (Candidate, error
 	}
 	switch len(found) {
 	case 0:
-		return Candidate{}, missing
+		return Candidate{}, missing()
 	case 1:
 		return found[0], nil
 	}
