@@ -2,6 +2,7 @@ package guest
 
 import (
 	"os"
+	"syscall"
 	"time"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
@@ -19,12 +20,6 @@ const signalLimit = time.Second
 // patientSignals is how many interrupts and terminations in a row are passed on
 // to a command; the next one ends the stream, as docker has it.
 const patientSignals = 2
-
-// What terminal.Number gives for these.
-const (
-	interrupt = 2
-	terminate = 15
-)
 
 // givenUp is the end of a stream that was interrupted.
 func (e *Exec) givenUp() error {
@@ -80,9 +75,8 @@ func (r *running) passSignals() {
 				default:
 				}
 			}
-			number := terminal.Number(s)
 			switch {
-			case number == interrupt || number == terminate:
+			case s == os.Interrupt || s == syscall.SIGTERM:
 				ending++
 			case !terminal.Resized(s):
 				ending = 0
@@ -92,7 +86,7 @@ func (r *running) passSignals() {
 				r.resize()
 			case !started:
 				r.end(errdefs.New(errdefs.Interrupted, "%s in %s: interrupted before the command started", r.exec.Verb, r.exec.Machine))
-			case ending > patientSignals || !r.signal(number):
+			case ending > patientSignals || !r.signal(terminal.Number(s)):
 				r.end(r.exec.givenUp())
 			}
 		}
