@@ -2,41 +2,21 @@ package script_test
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/test/session"
 )
 
-// ownMounts tells the test that it runs in a mount namespace of its own.
-const ownMounts = "HOLDPOINT_TEST_OWN_MOUNTS"
-
-// TestSmallDisk runs the sessions whose home is on a small file system. Each is
-// a tmpfs, mounted where nobody else sees it, which goes with the last process
-// that does.
+// TestSmallDisk runs the sessions whose home is on a small file system, a tmpfs
+// for each.
 func TestSmallDisk(t *testing.T) {
-	if os.Getenv(ownMounts) != "" {
+	if session.InOwnMounts(t, 3*time.Minute) {
 		testscript.Run(t, params("testdata/small", setupSmall))
-		return
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a small file system")
-	}
-	cmd := exec.CommandContext(t.Context(), thisProgram(), "-test.run=^TestSmallDisk$", "-test.v", "-test.timeout=3m")
-	cmd.Env = append(os.Environ(), ownMounts+"=1")
-	// Go makes all mounts private in the new namespace.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
-	cmd.WaitDelay = 10 * time.Second
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Logf("%s", out)
 }
 
 // setupSmall gives a script its session with a home of 96 MiB.

@@ -2,10 +2,8 @@ package vm_test
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -14,49 +12,17 @@ import (
 	"github.com/holdpoint/holdpoint/test/session"
 )
 
-// ownMounts tells TestFullDisk that it runs in a mount namespace of its own.
-const ownMounts = "HOLDPOINT_TEST_OWN_MOUNTS"
-
 // TestFullDisk fills the file system that a machine's disk is on, has the guest
 // write to it, and frees the space again.
 func TestFullDisk(t *testing.T) {
 	prepared(t)
-	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a small file system")
-	}
-	if os.Getenv(ownMounts) != "" {
+	if session.InOwnMounts(t, 5*time.Minute) {
 		fullDisk(t)
-		return
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFullDisk$", "-test.v", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), ownMounts+"=1")
-	// Go makes all mounts private in the new namespace.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
-	cmd.WaitDelay = 10 * time.Second
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Logf("%s", out)
 }
 
 func fullDisk(t *testing.T) {
-	s, err := session.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			logOf(t, s)
-		}
-		if err := s.End(); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := equip(s); err != nil {
-		t.Fatal(err)
-	}
+	s := newAlive(t).Session
 	// Only the layers: of a tmpfs the guest's memory could not be read, either.
 	layers := filepath.Join(s.Home, "layers")
 	if err := unix.Mount("small", layers, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "size=512m,mode=0700"); err != nil {

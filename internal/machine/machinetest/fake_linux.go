@@ -246,7 +246,7 @@ func (f *Fake) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Proce
 	}
 	if _, err := run.call(ctx, request{Op: "status"}); err != nil {
 		// Its socket goes before the process does.
-		ended := run.ended()
+		ended := machine.Ended(run)
 		if cerr := run.Close(); cerr != nil || ended || errdefs.Is(err, errdefs.WrongState) {
 			return nil, gone
 		}

@@ -82,15 +82,6 @@ func (r *fakeRun) watch() {
 	close(r.exited)
 }
 
-func (r *fakeRun) ended() bool {
-	select {
-	case <-r.exited:
-		return true
-	default:
-		return false
-	}
-}
-
 func (r *fakeRun) Process() machine.Process { return r.process }
 
 func (r *fakeRun) Pause(ctx context.Context) error {
@@ -144,7 +135,7 @@ func (r *fakeRun) DialLink(ctx context.Context) (net.Conn, error) {
 
 func (r *fakeRun) Kill(ctx context.Context) error {
 	r.mu.Lock()
-	if r.ended() {
+	if machine.Ended(r) {
 		r.mu.Unlock()
 		return r.over("kill")
 	}
@@ -222,7 +213,7 @@ func (r *fakeRun) failure(ctx context.Context, verb string, err error) error {
 // call has one conversation with the machine's process: a line each way.
 func (r *fakeRun) call(ctx context.Context, req request) (answer, error) {
 	var a answer
-	if r.ended() {
+	if machine.Ended(r) {
 		return a, r.over(req.Op)
 	}
 	var d net.Dialer

@@ -239,20 +239,22 @@ func (r *doubleRun) AwaitStall(ctx context.Context) error {
 	return nil
 }
 
-func (r *doubleRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
-	if has(r.cfg.Dir, "die-before-switch") {
-		_ = os.Remove(filepath.Join(r.cfg.Dir, "die-before-switch"))
+// dieBefore ends the monitor, once, if that is wanted of it.
+func (r *doubleRun) dieBefore(what string) {
+	if has(r.cfg.Dir, "die-before-"+what) {
+		_ = os.Remove(filepath.Join(r.cfg.Dir, "die-before-"+what))
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	}
+}
+
+func (r *doubleRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
+	r.dieBefore("switch")
 	_, err := r.call(ctx, "switch", top.ID)
 	return err
 }
 
 func (r *doubleRun) ReplaceLayers(ctx context.Context, _ []machine.Layer, _, _ int, merged machine.Layer) error {
-	if has(r.cfg.Dir, "die-before-replace") {
-		_ = os.Remove(filepath.Join(r.cfg.Dir, "die-before-replace"))
-		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	}
+	r.dieBefore("replace")
 	_, err := r.call(ctx, "replace", merged.ID)
 	return err
 }

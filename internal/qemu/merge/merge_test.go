@@ -125,6 +125,23 @@ func (s *scene) merger() *Merger {
 	return New(Config{Host: host.New(host.Config{}), Files: &durable.FS{}})
 }
 
+// mergeAll merges all layers into one that has to show the same.
+func (s *scene) mergeAll(bytesPerSecond int64) (merged disk.Layer, took time.Duration) {
+	s.t.Helper()
+	want := s.content(s.chain(s.layers...))
+	merged = disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
+	began := time.Now()
+	job := disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path, BytesPerSecond: bytesPerSecond}
+	if err := s.merger().Merge(s.t.Context(), job); err != nil {
+		s.t.Fatal(err)
+	}
+	took = time.Since(began)
+	if !bytes.Equal(want, s.content(s.chain(merged))) {
+		s.t.Error("the merged layer shows something else than the layers")
+	}
+	return merged, took
+}
+
 func TestMergedShowsTheSame(t *testing.T) {
 	for _, n := range []int{2, 7, 30} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -133,14 +150,7 @@ func TestMergedShowsTheSame(t *testing.T) {
 			for i, l := range s.layers {
 				before[i], _ = os.ReadFile(l.Path)
 			}
-			want := s.content(s.chain(s.layers...))
-			merged := disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
-			if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path}); err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(want, s.content(s.chain(merged))) {
-				t.Error("the merged layer shows something else than the layers")
-			}
+			merged, _ := s.mergeAll(0)
 			for i, l := range s.layers {
 				if now, _ := os.ReadFile(l.Path); !bytes.Equal(now, before[i]) {
 					t.Errorf("layer %d was changed", i)
@@ -165,14 +175,7 @@ func TestDiscarded(t *testing.T) {
 	}
 	s.layers = append(s.layers, discarded)
 	s.io(s.chain(s.layers...), "-c", fmt.Sprintf("write -q -z -u 0 %d", size), "-c", "write -q -P 7 1M 64k")
-	want := s.content(s.chain(s.layers...))
-	merged := disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
-	if err := s.merger().Merge(t.Context(), disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path}); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(want, s.content(s.chain(merged))) {
-		t.Error("the merged layer shows something else than the layers")
-	}
+	merged, _ := s.mergeAll(0)
 	var st unix.Stat_t
 	if err := unix.Stat(merged.Path, &st); err != nil {
 		t.Fatal(err)
@@ -185,22 +188,12 @@ func TestDiscarded(t *testing.T) {
 // TestSlowly merges what nobody waits for, which is no faster than it may be.
 func TestSlowly(t *testing.T) {
 	s := newScene(t, 5)
-	want := s.content(s.chain(s.layers...))
-	merged := disk.Layer{ID: "merged", Path: filepath.Join(s.dir, "merged.qcow2"), Format: disk.Qcow2}
 	info, err := os.Stat(s.layers[0].Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	began := time.Now()
-	job := disk.Merge{Below: []disk.Layer{s.image}, Layers: s.layers, Path: merged.Path, BytesPerSecond: info.Size()}
-	if err := s.merger().Merge(t.Context(), job); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(began); took < 900*time.Millisecond {
+	if _, took := s.mergeAll(info.Size()); took < 900*time.Millisecond {
 		t.Errorf("copied %d bytes within %s", info.Size(), took)
-	}
-	if !bytes.Equal(want, s.content(s.chain(merged))) {
-		t.Error("the merged layer shows something else than the layers")
 	}
 }
 
