@@ -76,8 +76,8 @@ type FullResult struct {
 	Downtime time.Duration
 	// Return and Durable are from the request to the guest running with the
 	// right time, and to the durable record; Return is 0 where the guest did not
-	// let its time be corrected. Encode and Publish are parts of
-	// what is between them.
+	// let its time be corrected. Encode and Publish are parts of what is between
+	// them.
 	Return, Durable, Encode, Publish time.Duration
 	// MemoryBytes and DiskBytes are what it takes on the host for itself.
 	MemoryBytes, DiskBytes int64

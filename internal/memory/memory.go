@@ -6,9 +6,9 @@
 // The life of a memory file: Open makes it under a temporary name, from the layers
 // and, where the digests say that it has the same, from another memory file, and
 // renames it; it is never written under that name; runs map it privately; it goes
-// when it is evicted, or when it is taken to be rewritten into another one. Nothing waits for the disk, since it can be made
-// again: so all files go when the host has booted anew, because a power cut may
-// have left a name without its content.
+// when it is evicted, or when it is taken to be rewritten into another one. Nothing
+// waits for the disk, since it can be made again: so all files go when the host has
+// booted anew, because a power cut may have left a name without its content.
 //
 // A file is in use while an Open of it has not been released, and while the
 // catalog says that a run maps it. Whoever opens a file for a run records that
