@@ -30,24 +30,29 @@ type Evidence struct {
 	Printed string
 }
 
-// Classify decides how a run ended. A guest has shut down only if it said so and
-// QEMU then closed its disks and exited by itself.
+// asked are the ends that a guest asks for, by the SHUTDOWN event's reason.
+var asked = map[string]machine.ExitReason{
+	"guest-shutdown": machine.GuestShutdown, "guest-reset": machine.GuestReset, "guest-panic": machine.GuestPanic,
+}
+
+// Classify decides how a run ended. A guest has ended it only if it said so and
+// QEMU then closed its disks and exited by itself, or fell over its own feet.
 func Classify(e Evidence) machine.Exit {
 	clean := e.OwnAccord && (e.Status == nil || e.Status.Exited() && e.Status.ExitStatus() == 0)
 	if clean {
+		if reason, ok := asked[e.Reason]; ok {
+			return machine.Exit{Reason: reason}
+		}
 		switch e.Reason {
-		case "guest-shutdown":
-			return machine.Exit{Reason: machine.GuestShutdown}
-		case "guest-reset":
-			return machine.Exit{Reason: machine.GuestReset}
-		case "guest-panic":
-			return machine.Exit{Reason: machine.GuestPanic}
 		case "host-signal", "host-qmp-quit", "host-ui":
 			return machine.Exit{Reason: machine.Killed, Message: e.Printed}
 		}
 	}
 	if e.Killed {
 		return machine.Exit{Reason: machine.Killed}
+	}
+	if reason, ok := asked[e.Reason]; ok && e.stumbled() {
+		return machine.Exit{Reason: reason, Message: fmt.Sprintf("QEMU then crashed on its way out (%s)", e.Status.Signal())}
 	}
 	how := "the process ended without a word"
 	switch {
@@ -63,6 +68,14 @@ func Classify(e Evidence) machine.Exit {
 		how += ": " + e.Printed
 	}
 	return machine.Exit{Reason: machine.Crashed, Message: how}
+}
+
+// stumbled reports a fault in QEMU's own code. After a SHUTDOWN event that is one
+// of its clean-up: QEMU 7.2 still begins a command that arrived just before, and
+// its stop then walks disks that are closed (seen in 2 % of ends amid windows).
+// The guest had ended by then, and what it flushed is in the disk's files.
+func (e Evidence) stumbled() bool {
+	return e.Status != nil && e.Status.Signaled() && e.Status.Signal() == unix.SIGSEGV
 }
 
 // ShutdownReason is that of the last SHUTDOWN event in the event log.
