@@ -30,7 +30,8 @@ const (
 // windows are the checkpoints of one row.
 type windows struct {
 	downtime, stop, devices, change, pages, resume times
-	precopy, encode, durable, gaps                 times
+	precopy, syncDisk, durable, gaps               times
+	prepare, capture, encode, publish              times // what durable consists of
 	precopied, inWindow                            times // KiB
 }
 
@@ -47,7 +48,11 @@ func (w *windows) add(r *holdpointv1.CheckpointResult, gap time.Duration) {
 		{&w.pages, r.GetWindowPagesMs()},
 		{&w.resume, r.GetWindowResumeMs()},
 		{&w.precopy, r.GetPrecopyMs()},
+		{&w.syncDisk, r.GetSyncDiskMs()},
+		{&w.prepare, r.GetPrepareMs()},
+		{&w.capture, r.GetCaptureMs()},
 		{&w.encode, r.GetEncodeMs()},
+		{&w.publish, r.GetPublishMs()},
 		{&w.durable, r.GetDurableMs()},
 		{&w.gaps, millis(gap)},
 		{&w.precopied, float64(r.GetPrecopiedBytes()) / kib},
@@ -171,8 +176,8 @@ func (b *Bench) besideSaveVM(ctx context.Context, m *holdpointv1.Machine, load t
 func (b *Bench) durable(ctx context.Context, m *holdpointv1.Machine, w *windows) error {
 	r := table.Row{
 		What: "durable, at ≤ 8 MiB dirty", Measured: p50p95(w.durable), Target: "p50 ≤ 150 ms", Met: w.durable.p50() <= durableP50,
-		Phases: fmt.Sprintf("pre-copy %.1f ms (%.1f MiB), window %.1f ms, encode %.1f ms", w.precopy.p50(), w.precopied.p50()/1024,
-			w.downtime.p50(), w.encode.p50()),
+		Phases: fmt.Sprintf("prepare %.1f, capture %.1f (pre-copy %.1f of %.1f MiB, disk sync %.1f, window %.1f), encode %.1f, publish %.1f ms",
+			w.prepare.p50(), w.capture.p50(), w.precopy.p50(), w.precopied.p50()/1024, w.syncDisk.p50(), w.downtime.p50(), w.encode.p50(), w.publish.p50()),
 	}
 	took, err := b.libvirt(ctx, m)
 	switch {

@@ -12,8 +12,8 @@ import (
 	"connectrpc.com/connect"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
-	"github.com/holdpoint/holdpoint/internal/agent/command"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/tarstream"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -144,11 +144,11 @@ func carryTo(conn *net.TCPConn, stream *dialStream) {
 
 // carryFrom carries what the connection says.
 func carryFrom(conn *net.TCPConn, stream *dialStream) error {
-	buf := make([]byte, command.Piece)
+	var buffer link.Buffer
 	for {
-		n, err := conn.Read(buf)
-		if n > 0 {
-			if serr := stream.Send(&agentv1.DialResponse{Message: &agentv1.DialResponse_Data{Data: buf[:n]}}); serr != nil {
+		piece, err := buffer.Read(conn)
+		if len(piece) > 0 {
+			if serr := stream.Send(&agentv1.DialResponse{Message: &agentv1.DialResponse_Data{Data: piece}}); serr != nil {
 				return serr
 			}
 		}

@@ -32,6 +32,7 @@ const writeBuffer = 1 << 20
 // capture has the run leave its state in the staging folder, and records the
 // layers meanwhile.
 func (t *taking) capture(ctx context.Context) error {
+	capturing := time.Now()
 	if err := t.cfg.Files.MkdirAll(t.detail.Dir); err != nil {
 		return err
 	}
@@ -51,6 +52,7 @@ func (t *taking) capture(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	t.result.Capture = time.Since(capturing)
 	t.result.Phases, t.result.Downtime = t.report.Phases, t.report.Phases.Window.Downtime
 	if t.report.ClockTrouble != "" {
 		t.Note("the clock of the guest could not be corrected after the checkpoint: %s", t.report.ClockTrouble)

@@ -76,9 +76,10 @@ type FullResult struct {
 	Downtime time.Duration
 	// Return and Durable are from the request to the guest running with the
 	// right time, and to the durable record; Return is 0 where the guest did not
-	// let its time be corrected. Encode and Publish are parts of what is between
-	// them.
-	Return, Durable, Encode, Publish time.Duration
+	// let its time be corrected.
+	Return, Durable time.Duration
+	// Prepare, Capture, Encode and Publish are what Durable consists of.
+	Prepare, Capture, Encode, Publish time.Duration
 	// MemoryBytes and DiskBytes are what it takes on the host for itself.
 	MemoryBytes, DiskBytes int64
 }
@@ -100,6 +101,7 @@ func (c *Capturer) Full(ctx context.Context, r FullRequest) (FullResult, error) 
 	if err := t.prepare(ctx); err != nil {
 		return FullResult{}, err
 	}
+	t.result.Prepare = time.Since(t.began)
 	err = t.capture(ctx)
 	if err == nil {
 		err = t.encode(ctx)

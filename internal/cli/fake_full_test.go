@@ -29,7 +29,7 @@ func fullResult() *holdpointv1.CheckpointResult {
 	return &holdpointv1.CheckpointResult{
 		Checkpoint: fullCheckpoint(4), DowntimeMs: 9.8, ReturnMs: 61, DurableMs: 130, MemoryBytes: 21 << 20, DiskBytes: 6 << 20,
 		PrecopyMs: 45, PrecopyRounds: 2, PrecopiedBytes: 12 << 20, WindowStopMs: 2.6, WindowDevicesMs: 3.1, WindowSwitchMs: 2, WindowPagesMs: 0.8,
-		WindowResumeMs: 1.5, WindowBytes: 1200 << 10, EncodeMs: 40,
+		WindowResumeMs: 1.5, WindowBytes: 1200 << 10, PrepareMs: 12, SyncDiskMs: 2, CaptureMs: 68, EncodeMs: 40, PublishMs: 10,
 	}
 }
 

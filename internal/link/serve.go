@@ -103,11 +103,9 @@ func (w *wholeWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // window update of its own, which is a write to the port.
 type wholeReader struct {
 	io.ReadCloser
-	buf  []byte
-	rest []byte
+	buffer Buffer
+	rest   []byte
 }
-
-const wholeReaderSize = 256 << 10
 
 // Unbuffered gives the rest of the request to a reader of its own, which reads
 // large pieces itself. The wholeReader must not be read from then on.
@@ -118,14 +116,11 @@ func (r *wholeReader) Unbuffered() io.Reader {
 // Read reads what is there.
 func (r *wholeReader) Read(p []byte) (int, error) {
 	if len(r.rest) == 0 {
-		if r.buf == nil {
-			r.buf = make([]byte, wholeReaderSize)
-		}
-		n, err := r.ReadCloser.Read(r.buf)
-		if n == 0 {
+		piece, err := r.buffer.Read(r.ReadCloser)
+		if len(piece) == 0 {
 			return 0, err
 		}
-		r.rest = r.buf[:n] // an error comes again
+		r.rest = piece // an error comes again
 	}
 	n := Copy(p, r.rest)
 	r.rest = r.rest[n:]

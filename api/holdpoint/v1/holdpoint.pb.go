@@ -571,8 +571,14 @@ type CheckpointResult struct {
 	WindowBytes     int64   `protobuf:"varint,17,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
 	PrecopyRounds   uint32  `protobuf:"varint,18,opt,name=precopy_rounds,json=precopyRounds,proto3" json:"precopy_rounds,omitempty"`
 	EncodeMs        float64 `protobuf:"fixed64,19,opt,name=encode_ms,json=encodeMs,proto3" json:"encode_ms,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What durable_ms consists of: prepare, capture, encode, publish. Precopy,
+	// sync_disk and the window are parts of capture.
+	PrepareMs     float64 `protobuf:"fixed64,20,opt,name=prepare_ms,json=prepareMs,proto3" json:"prepare_ms,omitempty"`
+	SyncDiskMs    float64 `protobuf:"fixed64,21,opt,name=sync_disk_ms,json=syncDiskMs,proto3" json:"sync_disk_ms,omitempty"`
+	CaptureMs     float64 `protobuf:"fixed64,22,opt,name=capture_ms,json=captureMs,proto3" json:"capture_ms,omitempty"`
+	PublishMs     float64 `protobuf:"fixed64,23,opt,name=publish_ms,json=publishMs,proto3" json:"publish_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckpointResult) Reset() {
@@ -734,6 +740,34 @@ func (x *CheckpointResult) GetPrecopyRounds() uint32 {
 func (x *CheckpointResult) GetEncodeMs() float64 {
 	if x != nil {
 		return x.EncodeMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetPrepareMs() float64 {
+	if x != nil {
+		return x.PrepareMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetSyncDiskMs() float64 {
+	if x != nil {
+		return x.SyncDiskMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetCaptureMs() float64 {
+	if x != nil {
+		return x.CaptureMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetPublishMs() float64 {
+	if x != nil {
+		return x.PublishMs
 	}
 	return 0
 }
@@ -4568,7 +4602,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"checkpoint\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\rR\x06layers\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1a\n" +
-	"\brestored\x18\x04 \x01(\bR\brestored\"\xb3\x05\n" +
+	"\brestored\x18\x04 \x01(\bR\brestored\"\xb2\x06\n" +
 	"\x10CheckpointResult\x128\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x18.holdpoint.v1.CheckpointR\n" +
@@ -4595,7 +4629,15 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x0fprecopied_bytes\x18\x10 \x01(\x03R\x0eprecopiedBytes\x12!\n" +
 	"\fwindow_bytes\x18\x11 \x01(\x03R\vwindowBytes\x12%\n" +
 	"\x0eprecopy_rounds\x18\x12 \x01(\rR\rprecopyRounds\x12\x1b\n" +
-	"\tencode_ms\x18\x13 \x01(\x01R\bencodeMs\"\x81\x03\n" +
+	"\tencode_ms\x18\x13 \x01(\x01R\bencodeMs\x12\x1d\n" +
+	"\n" +
+	"prepare_ms\x18\x14 \x01(\x01R\tprepareMs\x12 \n" +
+	"\fsync_disk_ms\x18\x15 \x01(\x01R\n" +
+	"syncDiskMs\x12\x1d\n" +
+	"\n" +
+	"capture_ms\x18\x16 \x01(\x01R\tcaptureMs\x12\x1d\n" +
+	"\n" +
+	"publish_ms\x18\x17 \x01(\x01R\tpublishMs\"\x81\x03\n" +
 	"\rRestoreResult\x124\n" +
 	"\brestored\x18\x01 \x01(\v2\x18.holdpoint.v1.CheckpointR\brestored\x120\n" +
 	"\x06safety\x18\x02 \x01(\v2\x18.holdpoint.v1.CheckpointR\x06safety\x12!\n" +

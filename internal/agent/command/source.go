@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/link"
 )
 
 // source is one end that output comes from.
@@ -70,13 +72,13 @@ func (s *source) more(n int, err error) bool {
 
 // pump carries output until its end.
 func (s *source) pump(out *output) {
-	buf := make([]byte, Piece)
+	var buffer link.Buffer
 	for {
-		n, err := s.f.Read(buf)
-		if n > 0 {
-			out.write(s.stderr, buf[:n])
+		piece, err := buffer.Read(s.f)
+		if len(piece) > 0 {
+			out.write(s.stderr, piece)
 		}
-		if !s.more(n, err) {
+		if !s.more(len(piece), err) {
 			return
 		}
 	}

@@ -170,7 +170,7 @@ func (d *diag) ask(kind, flags uint16, req []byte, visit func([]byte)) error {
 	if err := unix.Sendto(d.fd, append(m, req...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return fmt.Errorf("ask for TCP sockets: %w", err)
 	}
-	buf := make([]byte, 64<<10)
+	buf := make([]byte, 16<<10)
 	for {
 		n, _, err := unix.Recvfrom(d.fd, buf, 0)
 		if errors.Is(err, unix.EINTR) {

@@ -106,9 +106,12 @@ type CheckpointCreated struct {
 
 // Phases are where the time of a full checkpoint went.
 type Phases struct {
+	PrepareMS       float64 `json:"prepare_ms" doc:"the new top of the disk was made; prepare_ms, capture_ms, encode_ms and publish_ms make durable_ms"`
+	CaptureMS       float64 `json:"capture_ms" doc:"the state was taken; precopy_ms, sync_disk_ms and the window are parts of it"`
 	PrecopyMS       float64 `json:"precopy_ms" doc:"memory was copied while the machine ran on"`
 	PrecopyRounds   uint32  `json:"precopy_rounds"`
 	PrecopiedBytes  int64   `json:"precopied_bytes"`
+	SyncDiskMS      float64 `json:"sync_disk_ms" doc:"the host wrote the disk's old top, while the machine ran on"`
 	WindowStopMS    float64 `json:"window_stop_ms" doc:"the CPUs were stopped; this and what begins with window_ is part of the downtime"`
 	WindowDevicesMS float64 `json:"window_devices_ms" doc:"the devices' state was written"`
 	WindowSwitchMS  float64 `json:"window_switch_ms" doc:"the disk was switched to a new layer"`
@@ -116,6 +119,7 @@ type Phases struct {
 	WindowResumeMS  float64 `json:"window_resume_ms" doc:"the CPUs were let go"`
 	WindowBytes     int64   `json:"window_bytes"`
 	EncodeMS        float64 `json:"encode_ms" doc:"the memory was made a layer, while the machine ran on"`
+	PublishMS       float64 `json:"publish_ms" doc:"the checkpoint was recorded"`
 }
 
 // PhasesOf makes the view of a full checkpoint's phases; nil for others.
@@ -127,7 +131,8 @@ func PhasesOf(r *holdpointv1.CheckpointResult) *Phases {
 		PrecopyMS: r.GetPrecopyMs(), PrecopyRounds: r.GetPrecopyRounds(), PrecopiedBytes: r.GetPrecopiedBytes(),
 		WindowStopMS: r.GetWindowStopMs(), WindowDevicesMS: r.GetWindowDevicesMs(), WindowSwitchMS: r.GetWindowSwitchMs(),
 		WindowPagesMS: r.GetWindowPagesMs(), WindowResumeMS: r.GetWindowResumeMs(), WindowBytes: r.GetWindowBytes(),
-		EncodeMS: r.GetEncodeMs(),
+		PrepareMS: r.GetPrepareMs(), CaptureMS: r.GetCaptureMs(), SyncDiskMS: r.GetSyncDiskMs(),
+		EncodeMS: r.GetEncodeMs(), PublishMS: r.GetPublishMs(),
 	}
 }
 

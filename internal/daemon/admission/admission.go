@@ -167,7 +167,8 @@ func FullResult(r capture.FullResult) *holdpointv1.CheckpointResult {
 		WindowStopMs: Milliseconds(w.Stop), WindowDevicesMs: Milliseconds(w.Devices), WindowSwitchMs: Milliseconds(w.Switch),
 		WindowPagesMs: Milliseconds(w.Pages), WindowResumeMs: Milliseconds(w.Resume),
 		PrecopiedBytes: p.PrecopiedBytes, WindowBytes: p.WindowBytes, PrecopyRounds: uint32(p.Rounds),
-		EncodeMs: Milliseconds(r.Encode),
+		PrepareMs: Milliseconds(r.Prepare), SyncDiskMs: Milliseconds(p.SyncDisk), CaptureMs: Milliseconds(r.Capture),
+		EncodeMs: Milliseconds(r.Encode), PublishMs: Milliseconds(r.Publish),
 	}
 }
 

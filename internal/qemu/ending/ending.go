@@ -30,17 +30,12 @@ type Evidence struct {
 	Printed string
 }
 
-// asked are the ends that a guest asks for, by the SHUTDOWN event's reason.
-var asked = map[string]machine.ExitReason{
-	"guest-shutdown": machine.GuestShutdown, "guest-reset": machine.GuestReset, "guest-panic": machine.GuestPanic,
-}
-
 // Classify decides how a run ended. A guest has ended it only if it said so and
 // QEMU then closed its disks and exited by itself, or fell over its own feet.
 func Classify(e Evidence) machine.Exit {
 	clean := e.OwnAccord && (e.Status == nil || e.Status.Exited() && e.Status.ExitStatus() == 0)
 	if clean {
-		if reason, ok := asked[e.Reason]; ok {
+		if reason := e.asked(); reason != "" {
 			return machine.Exit{Reason: reason}
 		}
 		switch e.Reason {
@@ -51,7 +46,7 @@ func Classify(e Evidence) machine.Exit {
 	if e.Killed {
 		return machine.Exit{Reason: machine.Killed}
 	}
-	if reason, ok := asked[e.Reason]; ok && e.stumbled() {
+	if reason := e.asked(); reason != "" && e.stumbled() {
 		return machine.Exit{Reason: reason, Message: fmt.Sprintf("QEMU then crashed on its way out (%s)", e.Status.Signal())}
 	}
 	how := "the process ended without a word"
@@ -68,6 +63,19 @@ func Classify(e Evidence) machine.Exit {
 		how += ": " + e.Printed
 	}
 	return machine.Exit{Reason: machine.Crashed, Message: how}
+}
+
+// asked is the end that the guest has asked for, empty for none.
+func (e Evidence) asked() machine.ExitReason {
+	switch e.Reason {
+	case "guest-shutdown":
+		return machine.GuestShutdown
+	case "guest-reset":
+		return machine.GuestReset
+	case "guest-panic":
+		return machine.GuestPanic
+	}
+	return ""
 }
 
 // stumbled reports a fault in QEMU's own code. After a SHUTDOWN event that is one
