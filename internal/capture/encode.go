@@ -44,8 +44,8 @@ func (t *taking) capture(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
+		t.ordered = time.Now()
 		t.report, err = t.Source.Capture(ctx, order)
-		t.result.Return = time.Since(t.began)
 		return err
 	})
 	g.Go(func() error { return t.cfg.Catalog.AddLayers(ctx, t.Operation, t.memory, t.devices) })
@@ -54,10 +54,6 @@ func (t *taking) capture(ctx context.Context) error {
 	}
 	t.result.Capture = time.Since(capturing)
 	t.result.Phases, t.result.Downtime = t.report.Phases, t.report.Phases.Window.Downtime
-	if t.report.ClockTrouble != "" {
-		t.Note("the clock of the guest could not be corrected after the checkpoint: %s", t.report.ClockTrouble)
-		t.result.Return = 0
-	}
 	return nil
 }
 

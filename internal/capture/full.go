@@ -75,8 +75,8 @@ type FullResult struct {
 	// Downtime is the window's.
 	Downtime time.Duration
 	// Return and Durable are from the request to the guest running with the
-	// right time, and to the durable record; Return is 0 where the guest did not
-	// let its time be corrected.
+	// right time, and to the durable record. Return is 0 where the guest's time
+	// was not corrected by the end, or the run was kept paused.
 	Return, Durable time.Duration
 	// Prepare, Capture, Encode and Publish are what Durable consists of.
 	Prepare, Capture, Encode, Publish time.Duration
@@ -138,8 +138,10 @@ type taking struct {
 	top   catalog.Layer
 	// memory and devices are its own layers.
 	memory, devices catalog.Layer
-	report          CaptureReport
-	sealed          []string
+	// ordered is when the run was asked, and report what it said.
+	ordered time.Time
+	report  CaptureReport
+	sealed  []string
 }
 
 // checkRoom refuses (NO_SPACE) when the staging folder and the layers could
@@ -277,11 +279,19 @@ func (t *taking) published(ctx context.Context) (published bool, unknown error) 
 	return err == nil, err
 }
 
-// tell ends the capture of a published checkpoint. A run that cannot be told
-// counts its pages from an older one: the next checkpoint is larger.
+// tell ends the capture of a published checkpoint, whose guest's clock was
+// corrected meanwhile. A run that cannot be told counts its pages from an older
+// one: the next checkpoint is larger.
 func (t *taking) tell(ctx context.Context) {
-	if err := t.Decide(ctx, t.Source, t.detail, false); err != nil {
+	settled, err := t.decide(ctx, t.Source, t.detail, true, false)
+	if err != nil {
 		t.Note("the run of %s could not be told of the checkpoint (%v); the next one may be larger", t.Machine.Name, err)
+	}
+	if settled.ClockTrouble != "" {
+		t.Note("the clock of the guest could not be corrected after the checkpoint: %s", settled.ClockTrouble)
+	}
+	if settled.Returned > 0 {
+		t.result.Return = t.ordered.Sub(t.began) + settled.Returned
 	}
 }
 

@@ -148,7 +148,7 @@ func TestFullCheckpoint(t *testing.T) {
 	if m := w.Now(); m.Head != k.ID || m.MemoryHead != k.ID || !w.Source.Running() {
 		t.Errorf("machine %+v runs: %v", m, w.Source.Running())
 	}
-	if two.Downtime == 0 || two.Return == 0 || two.Durable < two.Return || two.MemoryBytes != k.Full.MemoryBytes || two.DiskBytes == 0 {
+	if two.Downtime == 0 || two.Return == 0 || two.Durable < two.Prepare+two.Capture+two.Encode+two.Publish || two.MemoryBytes != k.Full.MemoryBytes || two.DiskBytes == 0 {
 		t.Errorf("result %+v", two)
 	}
 	tidy(t, w)

@@ -13,20 +13,20 @@ import (
 // resumed by its user. What is staged is removed. The caller's cancel does not
 // reach it.
 func (c *Capturer) Decide(ctx context.Context, source FullSource, d FullDetail, resume bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
-	return c.decide(ctx, source, d, true, resume)
+	_, err := c.decide(ctx, source, d, true, resume)
+	return err
 }
 
-func (c *Capturer) decide(ctx context.Context, source FullSource, d FullDetail, published, resume bool) error {
-	var err error
+func (c *Capturer) decide(ctx context.Context, source FullSource, d FullDetail, published, resume bool) (settled Settled, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
 	if source != nil {
-		err = source.SettleCapture(ctx, d.CheckpointID, published, resume)
+		settled, err = source.SettleCapture(ctx, d.CheckpointID, published, resume)
 	}
 	if errdefs.Is(err, errdefs.WrongState) {
 		err = nil // the run has ended: nothing waits for the word
 	}
-	return errors.Join(err, c.cfg.Files.RemoveAll(d.Dir))
+	return settled, errors.Join(err, c.cfg.Files.RemoveAll(d.Dir))
 }
 
 // SettleFull finishes or undoes the full checkpoint of a daemon that died, from
@@ -37,7 +37,7 @@ func (c *Capturer) SettleFull(ctx context.Context, m catalog.Machine, d FullDeta
 	_, err = c.cfg.Catalog.GetCheckpoint(ctx, d.CheckpointID)
 	switch {
 	case err == nil:
-		return true, c.decide(ctx, source, d, true, d.StayPaused && resume)
+		return true, c.Decide(ctx, source, d, d.StayPaused && resume)
 	case !errdefs.Is(err, errdefs.NotFound):
 		return false, err
 	}
@@ -47,7 +47,7 @@ func (c *Capturer) SettleFull(ctx context.Context, m catalog.Machine, d FullDeta
 // undo takes back a full checkpoint that was not published: the run goes on,
 // and the top that was prepared stays if it may have been written to.
 func (c *Capturer) undo(ctx context.Context, m catalog.Machine, source FullSource, d FullDetail, resume bool) error {
-	err := c.decide(ctx, source, d, false, d.StayPaused && resume)
+	_, err := c.decide(ctx, source, d, false, d.StayPaused && resume)
 	return errors.Join(err, c.settleTop(ctx, m, source, d.Layer))
 }
 

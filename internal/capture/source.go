@@ -19,7 +19,7 @@ type FullSource interface {
 	// SettleCapture says whether a capture was published, and with resume lets
 	// a run go on that the capture kept paused. It is allowed for a capture
 	// that the run knows nothing of, and more than once.
-	SettleCapture(ctx context.Context, checkpointID string, published, resume bool) error
+	SettleCapture(ctx context.Context, checkpointID string, published, resume bool) (Settled, error)
 	// Disk are the ids of the layers the run has open, lowest first; the last
 	// one is written to. The image has its own id and comes first.
 	Disk(ctx context.Context) ([]string, error)
@@ -51,8 +51,15 @@ type CaptureReport struct {
 	// Platform is machine.Platform in JSON.
 	Platform []byte
 	Phases   Phases
+}
+
+// Settled says how a run went on by itself after its window.
+type Settled struct {
+	// Returned is from the order to the guest running with the right time; 0 if
+	// it does not yet, or was kept paused.
+	Returned time.Duration
 	// ClockTrouble is why the guest's clock could not be corrected after the
-	// window; empty if it was.
+	// window; empty if it was, or may be yet.
 	ClockTrouble string
 }
 

@@ -30,12 +30,16 @@ func (c *Client) Capture(ctx context.Context, req *monitorv1.CaptureRequest) (*m
 // SettleCapture says what became of the capture, and with resume lets a run go
 // that it has kept paused. The staging folder is the caller's from then on. It
 // may be repeated, and is allowed for captures that the monitor does not know.
-func (c *Client) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) error {
-	_, err := c.monitor.SettleCapture(ctx, connect.NewRequest(&monitorv1.SettleCaptureRequest{
+// It waits 100 ms at most for the correction of the guest's clock.
+func (c *Client) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) (*monitorv1.SettleCaptureResponse, error) {
+	resp, err := c.monitor.SettleCapture(ctx, connect.NewRequest(&monitorv1.SettleCaptureRequest{
 		CheckpointId: checkpointID, Published: published, Resume: resume,
 	}))
+	if err == nil {
+		return resp.Msg, nil
+	}
 	_, err = c.exit(ctx, err) // what has ended needs no word any more
-	return err
+	return &monitorv1.SettleCaptureResponse{}, err
 }
 
 // Activate tells a run of a Config with Wait whose it is, and lets it go. It

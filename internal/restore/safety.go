@@ -79,7 +79,7 @@ func (a *attempt) fullSafety(ctx context.Context) (*checkpoint.Checkpoint, error
 	if err != nil {
 		return nil, err
 	}
-	a.down = began.Add(result.Return - result.Downtime)
+	a.down = began.Add(result.Prepare + result.Capture - result.Downtime)
 	if a.switched = true; !a.Paused {
 		a.kept = &result.Detail
 	}

@@ -1011,10 +1011,8 @@ type CaptureResponse struct {
 	// machine.Platform in JSON.
 	Platform []byte         `protobuf:"bytes,3,opt,name=platform,proto3" json:"platform,omitempty"`
 	Phases   *CapturePhases `protobuf:"bytes,4,opt,name=phases,proto3" json:"phases,omitempty"`
-	// Why the guest's clock could not be corrected after the window; empty if it was.
-	ClockTrouble string `protobuf:"bytes,5,opt,name=clock_trouble,json=clockTrouble,proto3" json:"clock_trouble,omitempty"`
 	// Ids of the disk's layers now, lowest first.
-	Disk          []string `protobuf:"bytes,6,rep,name=disk,proto3" json:"disk,omitempty"`
+	Disk          []string `protobuf:"bytes,5,rep,name=disk,proto3" json:"disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1075,13 +1073,6 @@ func (x *CaptureResponse) GetPhases() *CapturePhases {
 		return x.Phases
 	}
 	return nil
-}
-
-func (x *CaptureResponse) GetClockTrouble() string {
-	if x != nil {
-		return x.ClockTrouble
-	}
-	return ""
 }
 
 func (x *CaptureResponse) GetDisk() []string {
@@ -1280,8 +1271,14 @@ func (x *SettleCaptureRequest) GetResume() bool {
 	return false
 }
 
+// SettleCaptureResponse is empty of a run that did not go on by itself after its
+// window, or of a capture that this monitor did not take.
 type SettleCaptureResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why the guest's clock could not be corrected after the window; empty if it was.
+	ClockTrouble string `protobuf:"bytes,1,opt,name=clock_trouble,json=clockTrouble,proto3" json:"clock_trouble,omitempty"`
+	// From the request to capture to the corrected clock, nanoseconds; 0 if it was not, or is not yet.
+	Returned      int64 `protobuf:"varint,2,opt,name=returned,proto3" json:"returned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1314,6 +1311,20 @@ func (x *SettleCaptureResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SettleCaptureResponse.ProtoReflect.Descriptor instead.
 func (*SettleCaptureResponse) Descriptor() ([]byte, []int) {
 	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SettleCaptureResponse) GetClockTrouble() string {
+	if x != nil {
+		return x.ClockTrouble
+	}
+	return ""
+}
+
+func (x *SettleCaptureResponse) GetReturned() int64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
 }
 
 type ActivateRequest struct {
@@ -1526,14 +1537,13 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x03dir\x18\x05 \x01(\tR\x03dir\x12'\n" +
 	"\x0fdeadline_millis\x18\x06 \x01(\x03R\x0edeadlineMillis\x12\x1f\n" +
 	"\vstay_paused\x18\a \x01(\bR\n" +
-	"stayPaused\"\xe4\x01\n" +
+	"stayPaused\"\xbf\x01\n" +
 	"\x0fCaptureResponse\x12#\n" +
 	"\rchanged_pages\x18\x01 \x01(\x03R\fchangedPages\x12\x1a\n" +
 	"\btracking\x18\x02 \x01(\tR\btracking\x12\x1a\n" +
 	"\bplatform\x18\x03 \x01(\fR\bplatform\x12;\n" +
-	"\x06phases\x18\x04 \x01(\v2#.holdpoint.monitor.v1.CapturePhasesR\x06phases\x12#\n" +
-	"\rclock_trouble\x18\x05 \x01(\tR\fclockTrouble\x12\x12\n" +
-	"\x04disk\x18\x06 \x03(\tR\x04disk\"\xba\x02\n" +
+	"\x06phases\x18\x04 \x01(\v2#.holdpoint.monitor.v1.CapturePhasesR\x06phases\x12\x12\n" +
+	"\x04disk\x18\x05 \x03(\tR\x04disk\"\xba\x02\n" +
 	"\rCapturePhases\x12\x18\n" +
 	"\aprecopy\x18\x01 \x01(\x03R\aprecopy\x12\x16\n" +
 	"\x06rounds\x18\x02 \x01(\rR\x06rounds\x12\x1b\n" +
@@ -1550,8 +1560,10 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x14SettleCaptureRequest\x12#\n" +
 	"\rcheckpoint_id\x18\x01 \x01(\tR\fcheckpointId\x12\x1c\n" +
 	"\tpublished\x18\x02 \x01(\bR\tpublished\x12\x16\n" +
-	"\x06resume\x18\x03 \x01(\bR\x06resume\"\x17\n" +
-	"\x15SettleCaptureResponse\"\x98\x02\n" +
+	"\x06resume\x18\x03 \x01(\bR\x06resume\"X\n" +
+	"\x15SettleCaptureResponse\x12#\n" +
+	"\rclock_trouble\x18\x01 \x01(\tR\fclockTrouble\x12\x1a\n" +
+	"\breturned\x18\x02 \x01(\x03R\breturned\"\x98\x02\n" +
 	"\x0fActivateRequest\x12\x1d\n" +
 	"\n" +
 	"machine_id\x18\x01 \x01(\tR\tmachineId\x12!\n" +

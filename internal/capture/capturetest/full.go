@@ -137,12 +137,7 @@ func (s *Source) Capture(_ context.Context, o capture.CaptureOrder) (capture.Cap
 		s.OnCapture()
 	}
 	platform, err := json.Marshal(s.world.Platform(s.world.Machine.Spec))
-	trouble := ""
-	if s.Fails["clock"] {
-		trouble = "the guest does not answer"
-	}
 	return capture.CaptureReport{
-		ClockTrouble: trouble,
 		ChangedPages: pages.Len(), Tracking: "userfaultfd", Platform: platform,
 		Phases: capture.Phases{Rounds: 1, Window: machine.WindowTimes{Downtime: 8 * time.Millisecond}},
 	}, err
@@ -179,7 +174,7 @@ func (s *Source) stage(dir string, pages *dirty.Set) error {
 }
 
 // SettleCapture counts pages from the checkpoint on, or from the old one again.
-func (s *Source) SettleCapture(_ context.Context, id string, published, resume bool) error {
+func (s *Source) SettleCapture(_ context.Context, id string, published, resume bool) (settled capture.Settled, err error) {
 	what := "taken back"
 	if published {
 		what = "published"
@@ -191,7 +186,13 @@ func (s *Source) SettleCapture(_ context.Context, id string, published, resume b
 		what += ", unknown"
 	}
 	if err := s.do(what); err != nil {
-		return err
+		return settled, err
+	}
+	switch {
+	case s.Fails["clock"]:
+		settled.ClockTrouble = "the guest does not answer"
+	case s.running:
+		settled.Returned = 20 * time.Millisecond
 	}
 	switch {
 	case s.pending == id && published:
@@ -207,7 +208,7 @@ func (s *Source) SettleCapture(_ context.Context, id string, published, resume b
 	if resume {
 		s.running = true
 	}
-	return nil
+	return settled, nil
 }
 
 // Disk are the layers that the run has open.

@@ -20,8 +20,12 @@ func (r *Run) Capture(ctx context.Context, req *monitorv1.CaptureRequest) (answe
 
 // SettleCapture tells what became of a capture; with resume a run that was
 // kept paused goes on.
-func (r *Run) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) error {
-	return r.call(ctx, func(c *monitor.Client) error { return c.SettleCapture(ctx, checkpointID, published, resume) })
+func (r *Run) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) (answer *monitorv1.SettleCaptureResponse, err error) {
+	err = r.call(ctx, func(c *monitor.Client) error {
+		answer, err = c.SettleCapture(ctx, checkpointID, published, resume)
+		return err
+	})
+	return answer, err
 }
 
 // Activate tells a run that waits whose it is, and lets it go.

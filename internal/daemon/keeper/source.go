@@ -73,7 +73,6 @@ func (s *Source) Capture(ctx context.Context, o capture.CaptureOrder) (capture.C
 	p := answer.GetPhases()
 	return capture.CaptureReport{
 		ChangedPages: answer.GetChangedPages(), Tracking: answer.GetTracking(), Platform: answer.GetPlatform(),
-		ClockTrouble: answer.GetClockTrouble(),
 		Phases: capture.Phases{
 			Precopy: time.Duration(p.GetPrecopy()), Rounds: int(p.GetRounds()), SyncDisk: time.Duration(p.GetSyncDisk()),
 			PrecopiedBytes: p.GetPrecopiedBytes(), WindowBytes: p.GetWindowBytes(),
@@ -86,8 +85,9 @@ func (s *Source) Capture(ctx context.Context, o capture.CaptureOrder) (capture.C
 }
 
 // SettleCapture tells the run what became of a capture.
-func (s *Source) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) error {
-	return s.run.SettleCapture(ctx, checkpointID, published, resume)
+func (s *Source) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) (capture.Settled, error) {
+	answer, err := s.run.SettleCapture(ctx, checkpointID, published, resume)
+	return capture.Settled{Returned: time.Duration(answer.GetReturned()), ClockTrouble: answer.GetClockTrouble()}, err
 }
 
 // Disk are the ids of the layers the run has open, lowest first.

@@ -79,8 +79,11 @@ type Captures struct {
 	book   *book.Book
 	// current is the capture of the record, nil when a predecessor took it.
 	current *book.Capture
-	// answer is that of current, with what came after it was recorded.
+	// answer is that of current, asked for at begun; after is the correction of
+	// the guest's clock that followed, nil for none.
 	answer *monitorv1.CaptureResponse
+	begun  time.Time
+	after  *correction
 	// clock is the correction of the guest's clock after the last window.
 	clock *correction
 
@@ -133,6 +136,7 @@ func (c *Captures) begin(ctx context.Context) (_ context.Context, end func(), er
 
 // Capture is that of monitor.Client.
 func (c *Captures) Capture(ctx context.Context, req *monitorv1.CaptureRequest) (*monitorv1.CaptureResponse, error) {
+	begun := time.Now()
 	ctx, end, err := c.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -156,7 +160,7 @@ func (c *Captures) Capture(ctx context.Context, req *monitorv1.CaptureRequest) (
 	if err := c.track(ctx, run, cfg, rec); err != nil {
 		return nil, err
 	}
-	t := &taking{c: c, req: req, run: run, cfg: cfg, platform: described}
+	t := &taking{c: c, req: req, run: run, cfg: cfg, platform: described, begun: begun}
 	defer t.leave()
 	return t.take(ctx, rec)
 }
@@ -227,16 +231,17 @@ func (c *Captures) forget() {
 }
 
 // Settle is that of monitor.Client.
-func (c *Captures) Settle(ctx context.Context, checkpointID string, published, resume bool) error {
+func (c *Captures) Settle(ctx context.Context, checkpointID string, published, resume bool) (*monitorv1.SettleCaptureResponse, error) {
 	ctx, end, err := c.begin(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer end()
 	_, _, rec := c.Supervisor.Present()
 	if rec.Capture != nil && rec.Capture.CheckpointID != checkpointID {
-		return nil // one that is not known
+		return &monitorv1.SettleCaptureResponse{}, nil // one that is not known
 	}
+	after := c.after
 	if rec.Capture != nil {
 		err = c.decide(rec.Capture, published)
 	}
@@ -244,7 +249,7 @@ func (c *Captures) Settle(ctx context.Context, checkpointID string, published, r
 		err = errors.Join(err, c.resume(ctx))
 	}
 	debug.FreeOSMemory() // what a window needs is not needed until the next
-	return err
+	return c.awaited(after), err
 }
 
 // decide ends the capture of the record.
@@ -261,7 +266,7 @@ func (c *Captures) decide(taken *monitor.Capture, published bool) error {
 		err = c.current.Publish(taken.CheckpointID)
 	}
 	c.current.Abandon() // does nothing once it is published
-	c.current, c.answer = nil, nil
+	c.current, c.answer, c.after = nil, nil, nil
 	return err
 }
 

@@ -5,12 +5,15 @@ package captures
 import (
 	"context"
 	"time"
+
+	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 )
 
-// clockPatience is how long a checkpoint waits for the correction of the
-// guest's clock, two round trips of 2.5 ms usually. A guest that is slower is
-// corrected while the checkpoint is written, for at most clockTimeout; what is
-// missed then the next window's correction makes good.
+// clockPatience is how long the end of a checkpoint waits for the correction of
+// the guest's clock, two round trips of 2.5 ms usually, which went on while the
+// checkpoint was written. A guest that is slower is corrected after that, for at
+// most clockTimeout from the window on; what is missed then the next window's
+// correction makes good.
 const (
 	clockPatience = 100 * time.Millisecond
 	clockTimeout  = 10 * time.Second
@@ -24,8 +27,9 @@ type correction struct {
 	cancel context.CancelFunc
 	// stepped is closed when the guest has made up for the window.
 	stepped, done chan struct{}
-	// err is why it failed, once done is closed.
+	// err is why it failed, and at when it was over, once done is closed.
 	err error
+	at  time.Time
 }
 
 // correct begins to correct the clock, which a window has left behind by about
@@ -47,6 +51,7 @@ func (c *Captures) correct(behind time.Duration) {
 		if k.err == nil {
 			k.err = c.Supervisor.SetClock(ctx)
 		}
+		k.at = time.Now()
 		if k.err != nil && ctx.Err() == nil {
 			c.Log.Warn("the guest's clock is behind after a capture", "error", k.err)
 		}
@@ -63,16 +68,21 @@ func (c *Captures) settled() {
 	}
 }
 
-// trouble waits a little for the correction, and says why it failed.
-func (c *Captures) trouble() string {
+// awaited waits a little for the correction after the window of the capture that
+// is settled, and says how it went.
+func (c *Captures) awaited(after *correction) *monitorv1.SettleCaptureResponse {
+	if after == nil {
+		return &monitorv1.SettleCaptureResponse{}
+	}
 	patience := time.NewTimer(clockPatience)
 	defer patience.Stop()
 	select {
-	case <-c.clock.done:
-		if c.clock.err != nil {
-			return c.clock.err.Error()
+	case <-after.done:
+		if after.err != nil {
+			return &monitorv1.SettleCaptureResponse{ClockTrouble: after.err.Error()}
 		}
+		return &monitorv1.SettleCaptureResponse{Returned: int64(after.at.Sub(c.begun))}
 	case <-patience.C:
+		return &monitorv1.SettleCaptureResponse{}
 	}
-	return ""
 }

@@ -26,6 +26,7 @@ type taking struct {
 	run      machine.Run
 	cfg      machine.RunConfig
 	platform []byte
+	begun    time.Time
 	// release gives the turn back; nil while it is not ours.
 	release func()
 	// was is the record before the window.
@@ -178,10 +179,10 @@ func (t *taking) done(r window.Result) (*monitorv1.CaptureResponse, error) {
 		return nil, t.unrecorded(r, err)
 	}
 	t.leave()
+	t.c.current, t.c.answer, t.c.begun, t.c.after = r.Capture, answer, t.begun, nil
 	if t.runsOn() {
-		answer.ClockTrouble = t.c.trouble()
+		t.c.after = t.c.clock
 	}
-	t.c.current, t.c.answer = r.Capture, answer
 	return answer, nil
 }
 

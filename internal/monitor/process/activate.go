@@ -29,8 +29,11 @@ func (s service) Capture(ctx context.Context, req *connect.Request[monitorv1.Cap
 
 // SettleCapture is allowed for captures that are not known.
 func (s service) SettleCapture(ctx context.Context, req *connect.Request[monitorv1.SettleCaptureRequest]) (*connect.Response[monitorv1.SettleCaptureResponse], error) {
-	err := s.m.captures.Settle(ctx, req.Msg.GetCheckpointId(), req.Msg.GetPublished(), req.Msg.GetResume())
-	return connect.NewResponse(&monitorv1.SettleCaptureResponse{}), wire.Encode(err)
+	answer, err := s.m.captures.Settle(ctx, req.Msg.GetCheckpointId(), req.Msg.GetPublished(), req.Msg.GetResume())
+	if err != nil {
+		return nil, wire.Encode(err)
+	}
+	return connect.NewResponse(answer), nil
 }
 
 // Activate is recorded first: a successor completes it.

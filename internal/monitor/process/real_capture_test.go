@@ -69,9 +69,9 @@ func (r *realCaptures) take(req *monitorv1.CaptureRequest) *monitorv1.CaptureRes
 	r.note("capture", time.Since(began))
 	r.keep(req)
 	settled := time.Now()
-	must(r.t, r.c.SettleCapture(ctx(r.t), req.GetCheckpointId(), true, false))
+	trouble := settle(r.t, r.c, req.GetCheckpointId(), true, false).GetClockTrouble()
 	r.note("settle", time.Since(settled))
-	if trouble := answer.GetClockTrouble(); trouble != "" {
+	if trouble != "" {
 		r.t.Logf("clock: %s", trouble)
 	}
 	p := answer.GetPhases()
@@ -176,7 +176,7 @@ func TestRealCaptures(t *testing.T) {
 	if rec := b.record(); rec.Phase != monitor.Held {
 		t.Errorf("record %+v", rec)
 	}
-	must(t, c.SettleCapture(ctx(t), held.GetCheckpointId(), false, true))
+	settle(t, c, held.GetCheckpointId(), false, true)
 	r.disk = append(r.disk, machine.Layer{ID: held.GetLayerId(), Path: held.GetLayerPath(), Format: "qcow2"})
 	_, err = c.AwaitReady(ctx(t))
 	must(t, err)
