@@ -80,7 +80,7 @@ func (a *Agent) configure(m *agentv1.ConfigureRequest) error {
 			}
 		}
 	}
-	if err := identity.WriteFiles(a.cfg.World, m.GetHostname(), m.GetMachineId()); err != nil {
+	if err := a.writeNames(m); err != nil {
 		return err
 	}
 	if m.GetOnBoot() == "" {

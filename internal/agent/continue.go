@@ -22,6 +22,7 @@ const minEntropy = 32
 // told is what Configure and Continue both tell the kernel.
 type told interface {
 	GetHostname() string
+	GetMachineId() string
 	GetUnixNano() int64
 	GetEntropy() []byte
 }
@@ -43,6 +44,17 @@ func (a *Agent) tellKernel(m told) error {
 		return identity.SetHostname(m.GetHostname())
 	}
 	return nil
+}
+
+// writeNames writes the files that name the machine. Where one cannot be, as
+// something else is in its place, the machine is handed out all the same: who
+// repairs it must get in.
+func (a *Agent) writeNames(m told) error {
+	misplaced, err := identity.WriteFiles(a.cfg.World, m.GetHostname(), m.GetMachineId())
+	if len(misplaced) > 0 {
+		a.cfg.Log.Error("no files, so they do not name this machine", "paths", misplaced)
+	}
+	return err
 }
 
 // Continue tells a guest that goes on from a full checkpoint who it is now.
@@ -76,7 +88,7 @@ func (a *Agent) goOn(m *agentv1.ContinueRequest) (closedSockets int, err error) 
 			a.cfg.Log.Warn("destroy sockets to the outside", "destroyed", closedSockets, "error", err)
 		}
 	}
-	if err := identity.WriteFiles(a.cfg.World, m.GetHostname(), m.GetMachineId()); err != nil {
+	if err := a.writeNames(m); err != nil {
 		return 0, err
 	}
 	a.mu.Lock()

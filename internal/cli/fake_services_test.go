@@ -98,7 +98,12 @@ func (s *fakeMachines) Run(_ context.Context, r *connect.Request[holdpointv1.Run
 }
 
 func (s *fakeMachines) List(context.Context, *connect.Request[holdpointv1.ListMachinesRequest]) (*connect.Response[holdpointv1.ListMachinesResponse], error) {
-	return connect.NewResponse(&holdpointv1.ListMachinesResponse{Machines: []*holdpointv1.Machine{machine("web")}}), nil
+	m := machine("web")
+	if s.f.full {
+		m.Image = m.GetImageBuildId() // its name is another build's now
+		m.Trouble = "machine web stands still because the host could not write its disk (free space in /layers: 3 MiB); free some space, it goes on by itself"
+	}
+	return connect.NewResponse(&holdpointv1.ListMachinesResponse{Machines: []*holdpointv1.Machine{m}}), nil
 }
 
 func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.GetMachineRequest]) (*connect.Response[holdpointv1.Machine], error) {

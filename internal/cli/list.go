@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 
 func newList(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
-		Use: "ls", Short: "List machines", Object: view.Machines{},
+		Use: "ls", Short: "List machines, and below the list what troubles one of them", Object: view.Machines{},
 		Run: func(ctx context.Context, _ []string) error { return runList(ctx, a) },
 	})
 }
@@ -29,16 +31,28 @@ func runList(ctx context.Context, a *app.App) error {
 		}
 		machines := res.Msg.GetMachines()
 		o := app.Output{Object: view.Machines{Header: view.NewHeader(), Machines: view.List(machines, view.MachineOf)}}
-		rows := make([][]string, 0, len(machines))
+		rows, troubles := make([][]string, 0, len(machines)), [][2]string{}
 		for _, m := range machines {
 			o.Terse = append(o.Terse, m.GetName())
+			if m.GetTrouble() != "" {
+				troubles = append(troubles, [2]string{m.GetName(), m.GetTrouble()})
+			}
+			image := m.GetImage()
+			if image == m.GetImageBuildId() {
+				image = view.Short(image) // another build has its name now
+			}
 			rows = append(rows, []string{
-				m.GetName(), view.Short(m.GetId()), m.GetState(), m.GetImage(), view.Dash(view.Short(m.GetForkedFrom())), view.Size(m.GetSpec().GetMemoryBytes()),
+				m.GetName(), view.Short(m.GetId()), m.GetState(), image, view.Dash(view.Short(m.GetForkedFrom())), view.Size(m.GetSpec().GetMemoryBytes()),
 				view.Age(view.TimeOf(m.GetCreatedAt()), time.Now()), urls(m.GetRoutes()),
 			})
 		}
 		o.Human = func(w io.Writer) error {
-			return view.Table(w, []string{"NAME", "ID", "STATE", "IMAGE", "FORK OF", "MEMORY", "CREATED", "ROUTES"}, rows)
+			err := view.Table(w, []string{"NAME", "ID", "STATE", "IMAGE", "FORK OF", "MEMORY", "CREATED", "ROUTES"}, rows)
+			if err != nil || len(troubles) == 0 {
+				return err
+			}
+			_, err = fmt.Fprintln(w)
+			return errors.Join(err, view.Fields(w, troubles))
 		}
 		return a.Print(o)
 	})

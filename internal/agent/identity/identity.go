@@ -7,6 +7,7 @@
 package identity
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,24 +34,37 @@ func Check(hostname, machineID string) error {
 // untouched, so that a boot writes nothing to the disk; what stands for an
 // empty argument stays too. Programs that read at the same time see the old
 // content or the new one; of a name that gets another length they may, for the
-// moment of the write, see the end of one behind the beginning of the other.
-func WriteFiles(root, hostname, machineID string) error {
-	if machineID != "" {
-		if err := write(root, "etc/machine-id", machineID+"\n"); err != nil {
-			return err
+// moment of the write, see the end of one behind the beginning of the other. A
+// file that cannot be written does not keep it from the others. Where something
+// else than a file has the place of one, so that it names no other machine
+// either, no file is written, and misplaced says which.
+func WriteFiles(root, hostname, machineID string) (misplaced []string, err error) {
+	put := func(name string, content func() (string, error)) {
+		text, failed := content()
+		if failed == nil {
+			failed = write(root, name, text)
+		}
+		switch {
+		case errors.Is(failed, syscall.EISDIR) || errors.Is(failed, syscall.ENOTDIR) || errors.Is(failed, syscall.ELOOP):
+			misplaced = append(misplaced, "/"+name)
+		case failed != nil:
+			err = errors.Join(err, fmt.Errorf("write /%s: %w", name, failed))
 		}
 	}
-	if hostname == "" {
-		return nil
+	if machineID != "" {
+		put("etc/machine-id", func() (string, error) { return machineID + "\n", nil })
 	}
-	if err := write(root, "etc/hostname", hostname+"\n"); err != nil {
-		return err
+	if hostname != "" {
+		put("etc/hostname", func() (string, error) { return hostname + "\n", nil })
+		put("etc/hosts", func() (string, error) {
+			old, err := os.ReadFile(filepath.Join(root, "etc/hosts"))
+			if err != nil && !os.IsNotExist(err) {
+				return "", err
+			}
+			return hosts(string(old), hostname), nil
+		})
 	}
-	old, err := os.ReadFile(filepath.Join(root, "etc/hosts"))
-	if err != nil && !os.IsNotExist(err) {
-		return fmt.Errorf("read /etc/hosts: %w", err)
-	}
-	return write(root, "etc/hosts", hosts(string(old), hostname))
+	return misplaced, err
 }
 
 // hosts gives the lines of a hosts file the machine's name, on the address
@@ -94,10 +108,7 @@ func write(root, name, content string) error {
 			err = replace(full, content)
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("write /%s: %w", name, err)
-	}
-	return nil
+	return err
 }
 
 // lastLine is where the last line of a text begins.

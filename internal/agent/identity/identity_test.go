@@ -5,6 +5,7 @@ package identity
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,13 +43,13 @@ func TestCheck(t *testing.T) {
 func TestMachineIDStaysTheSameFile(t *testing.T) {
 	root := t.TempDir()
 	old, next := strings.Repeat("1", 32), strings.Repeat("2", 32)
-	must(t, WriteFiles(root, "", old))
+	writeFiles(t, root, "", old)
 	name := filepath.Join(root, "etc/machine-id")
 	must(t, os.Chmod(name, 0o444))
 	seen, err := os.Open(name)
 	must(t, err)
 	defer seen.Close()
-	must(t, WriteFiles(root, "", next))
+	writeFiles(t, root, "", next)
 	var b [64]byte
 	n, _ := seen.ReadAt(b[:], 0)
 	if string(b[:n]) != next+"\n" || content(t, name) != next+"\n" {
@@ -63,7 +64,7 @@ func TestNamesAreWrittenInPlace(t *testing.T) {
 	etc := filepath.Join(root, "etc")
 	must(t, os.Mkdir(etc, 0o755))
 	must(t, os.WriteFile(filepath.Join(etc, "hosts"), []byte("10.0.0.1 db\n"), 0o644))
-	must(t, WriteFiles(root, "web", ""))
+	writeFiles(t, root, "web", "")
 	same := map[string]os.FileInfo{}
 	for _, name := range []string{"hosts", "hostname"} {
 		fi, err := os.Stat(filepath.Join(etc, name))
@@ -71,7 +72,7 @@ func TestNamesAreWrittenInPlace(t *testing.T) {
 		same[name] = fi
 	}
 	for _, name := range []string{"a-longer-name", "b", "c", ""} {
-		must(t, WriteFiles(root, name, ""))
+		writeFiles(t, root, name, "")
 		if name == "" {
 			name = "c" // it stays
 		}
@@ -96,7 +97,7 @@ func TestNamesAreReplacedWhole(t *testing.T) {
 	before, err := os.Open(filepath.Join(etc, "hosts"))
 	must(t, err)
 	defer before.Close()
-	must(t, WriteFiles(root, "longer", ""))
+	writeFiles(t, root, "longer", "")
 
 	if got, want := content(t, etc, "hosts"), "10.0.0.1 db\n::1 localhost\n127.0.1.1 longer\n"; got != want {
 		t.Errorf("hosts %q, want %q", got, want)
@@ -117,14 +118,39 @@ func TestNamesAreReplacedWhole(t *testing.T) {
 	}
 }
 
+// TestMisplacedFiles: what cannot name a machine is told, and keeps nothing else
+// from being written.
+func TestMisplacedFiles(t *testing.T) {
+	root, id := t.TempDir(), strings.Repeat("1", 32)
+	etc := filepath.Join(root, "etc")
+	must(t, os.MkdirAll(filepath.Join(etc, "machine-id"), 0o755))
+	must(t, os.Symlink("hosts", filepath.Join(etc, "hosts")))
+	misplaced, err := WriteFiles(root, "web", id)
+	if err != nil || !slices.Equal(misplaced, []string{"/etc/machine-id", "/etc/hosts"}) || content(t, etc, "hostname") != "web\n" {
+		t.Errorf("misplaced %v, %v", misplaced, err)
+	}
+	must(t, os.RemoveAll(etc))
+	must(t, os.WriteFile(etc, nil, 0o600))
+	if misplaced, err = WriteFiles(root, "web", id); err != nil || len(misplaced) != 3 {
+		t.Errorf("without a folder: misplaced %v, %v", misplaced, err)
+	}
+}
+
+func writeFiles(t *testing.T, root, hostname, machineID string) {
+	t.Helper()
+	if misplaced, err := WriteFiles(root, hostname, machineID); err != nil || len(misplaced) > 0 {
+		t.Fatalf("misplaced %v, %v", misplaced, err)
+	}
+}
+
 // TestWhatIsRightStaysUntouched: not even its times change.
 func TestWhatIsRightStaysUntouched(t *testing.T) {
 	root, id := t.TempDir(), strings.Repeat("1", 32)
-	must(t, WriteFiles(root, "web", id))
+	writeFiles(t, root, "web", id)
 	for _, name := range []string{"etc", "etc/hosts", "etc/hostname", "etc/machine-id"} {
 		must(t, os.Chtimes(filepath.Join(root, name), epoch(), epoch()))
 	}
-	must(t, WriteFiles(root, "web", id))
+	writeFiles(t, root, "web", id)
 	for _, name := range []string{"etc", "etc/hosts", "etc/hostname", "etc/machine-id"} {
 		if fi, err := os.Stat(filepath.Join(root, name)); err != nil || !fi.ModTime().Equal(epoch()) {
 			t.Errorf("%s was written, %v", name, err)
