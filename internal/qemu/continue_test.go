@@ -67,6 +67,9 @@ func TestGuestContinues(t *testing.T) {
 			}
 		}
 	}
+	if now, before := generation(t, next), generation(t, r); now == before || now == "" {
+		t.Errorf("the VM generation id was %q and is %q", before, now)
+	}
 	must(t, next.Resume(ctxOf(t)))
 	n := dialGuest(t, next)
 	n.want("kept", "recall")
@@ -92,6 +95,14 @@ func TestGuestContinues(t *testing.T) {
 		awaitExit(t, next, machine.GuestReset)
 		_ = n.conn.Close()
 	})
+}
+
+// generation is the id by which a guest's kernel sees that it is another machine.
+func generation(t *testing.T, r machine.Run) string {
+	t.Helper()
+	var answer struct{ GUID string }
+	must(t, r.(*run).execute(ctxOf(t), "ask", "query-vm-generation-id", nil, &answer))
+	return answer.GUID
 }
 
 // A guest that powers off while a window opens and closes ends its run as one
