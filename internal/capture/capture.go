@@ -7,7 +7,9 @@ package capture
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
@@ -179,8 +182,53 @@ func (c *Capturer) CheckLayers(layers []catalog.Layer, what string) error {
 	return nil
 }
 
+// How large a disk layer may be, in bytes, whose digest is computed before its
+// checkpoint is published, beside its memory, and before its operation ends. That
+// of a larger one is left to Sign: it takes a second for each GiB.
+const (
+	digestBefore = 8 << 20
+	digestAfter  = 64 << 20
+)
+
+// measure is what a layer takes, and its digest if it is not larger than most.
+func (c *Capturer) measure(ctx context.Context, layer catalog.Layer, most int64) (m catalog.Measured, err error) {
+	path := c.Path(layer)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return m, errdefs.New(errdefs.Storage, "measure layer %s: %w", layer.ID, err)
+	}
+	m = catalog.Measured{ID: layer.ID, Bytes: info.Size(), Digest: layer.Digest}
+	if m.Digest == "" && m.Bytes <= most {
+		if m.Digest, _, err = disk.Digest(ctx, path); err != nil {
+			return m, fmt.Errorf("measure layer %s: %w", layer.ID, err)
+		}
+	}
+	return m, nil
+}
+
+// Sign records the digests of sealed layers that have none yet, so that a
+// checkpoint is proven against what its disk was, not what it has become. Of a
+// layer that cannot be read the error tells, after the others.
+func (c *Capturer) Sign(ctx context.Context) error {
+	layers, err := c.cfg.Catalog.ListLayers(ctx)
+	for _, layer := range layers {
+		if layer.State != catalog.LayerSealed || layer.Digest != "" {
+			continue
+		}
+		m, failed := c.measure(ctx, layer, math.MaxInt64)
+		if failed == nil {
+			failed = c.cfg.Catalog.MeasureLayers(ctx, m)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		err = errors.Join(err, failed)
+	}
+	return err
+}
+
 // Settle does what a publication leaves for when the machine is back: it
-// records what the sealed layers take, for CheckLayers.
+// records what the sealed layers take, for CheckLayers, and their digests.
 func (c *Capturer) Settle(ctx context.Context, k checkpoint.Checkpoint) error {
 	ids := k.Layers
 	if k.Full != nil {
@@ -190,16 +238,19 @@ func (c *Capturer) Settle(ctx context.Context, k checkpoint.Checkpoint) error {
 	if err != nil {
 		return err
 	}
+	var measured []catalog.Measured
 	for _, layer := range layers {
-		info, err := os.Lstat(c.Path(layer))
-		if err != nil || layer.StoredBytes != 0 {
-			continue // CheckLayers will say so
+		if layer.StoredBytes != 0 && (layer.Digest != "" || layer.StoredBytes > digestAfter) {
+			continue
 		}
-		if err := c.cfg.Catalog.SetLayerStored(ctx, layer.ID, info.Size(), ""); err != nil {
-			return err
+		if m, err := c.measure(ctx, layer, digestAfter); err == nil { // else CheckLayers will say so
+			measured = append(measured, m)
 		}
 	}
-	return nil
+	if len(measured) == 0 {
+		return nil
+	}
+	return c.cfg.Catalog.MeasureLayers(ctx, measured...)
 }
 
 // Publish seals what lies below the machine's top and publishes it as a

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/dirty"
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/store"
@@ -82,7 +83,9 @@ func (t *taking) encode(ctx context.Context) error {
 	g.Go(func() error { return t.writeMemory(ctx) })
 	g.Go(func() error { return t.writeDevices(ctx) })
 	g.Go(func() (err error) {
-		t.sealed, t.result.DiskBytes, err = t.seal(ctx, t.below)
+		if t.sealed, t.result.DiskBytes, err = t.seal(ctx, t.below); err == nil {
+			err = t.measureDisk(ctx)
+		}
 		return err
 	})
 	if err := g.Wait(); err != nil {
@@ -126,7 +129,7 @@ func (t *taking) writeDevices(ctx context.Context) error {
 	if len(state) == 0 {
 		return errdefs.New(errdefs.Internal, "the captured state of the devices is empty")
 	}
-	t.devices.StoredBytes = int64(len(state))
+	t.devices.StoredBytes, t.devices.Digest = int64(len(state)), disk.DigestOf(state)
 	return t.writeLayer(t.devices, func(w io.Writer) error {
 		_, err := w.Write(state)
 		return err

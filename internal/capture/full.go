@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -142,6 +141,8 @@ type taking struct {
 	ordered time.Time
 	report  CaptureReport
 	sealed  []string
+	// measured are the layers of the disk that were sealed.
+	measured []catalog.Measured
 }
 
 // checkRoom refuses (NO_SPACE) when the staging folder and the layers could
@@ -234,9 +235,9 @@ func (t *taking) publish(ctx context.Context) error {
 	if k.Spec, err = encodeSpec(m.Spec); err != nil {
 		return err
 	}
-	measured, err := t.measure()
-	if err != nil {
-		return err
+	measured := t.measured
+	for _, layer := range []catalog.Layer{t.memory, t.devices} {
+		measured = append(measured, catalog.Measured{ID: layer.ID, Bytes: layer.StoredBytes, Digest: layer.Digest})
 	}
 	if t.ImageBoot != nil {
 		k.MachineID, k.Parent = "", ""
@@ -249,23 +250,19 @@ func (t *taking) publish(ctx context.Context) error {
 	return err
 }
 
-// measure says how long the files of the layers are, as far as it is not known.
-func (t *taking) measure() ([]catalog.Measured, error) {
-	var measured []catalog.Measured
-	for _, layer := range []catalog.Layer{t.memory, t.devices} {
-		measured = append(measured, catalog.Measured{ID: layer.ID, Bytes: layer.StoredBytes, Digest: layer.Digest})
-	}
+// measureDisk measures the layers of the disk, as far as it is not known.
+func (t *taking) measureDisk(ctx context.Context) error {
 	for _, layer := range t.below {
 		if layer.StoredBytes != 0 {
 			continue
 		}
-		info, err := os.Lstat(t.Path(layer))
+		m, err := t.measure(ctx, layer, digestBefore)
 		if err != nil {
-			return nil, errdefs.New(errdefs.Storage, "measure layer %s: %w", layer.ID, err)
+			return err
 		}
-		measured = append(measured, catalog.Measured{ID: layer.ID, Bytes: info.Size()})
+		t.measured = append(t.measured, m)
 	}
-	return measured, nil
+	return nil
 }
 
 // published asks the catalog, because a commit that failed may have happened.

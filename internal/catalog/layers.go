@@ -119,12 +119,10 @@ func (c *Catalog) SealLayers(ctx context.Context, ids ...string) error {
 	return c.db.Write(ctx, "seal-layers", func(t *database.Tx) error { return rows.SealLayers(t, ids...) })
 }
 
-// SetLayerStored records what a sealed layer takes on the host, and its digest
-// if that is not empty.
-func (c *Catalog) SetLayerStored(ctx context.Context, id string, bytes int64, digest string) error {
-	return c.db.Write(ctx, "set-layer-stored", func(t *database.Tx) error {
-		return rows.Measure(t, Measured{ID: id, Bytes: bytes, Digest: digest})
-	})
+// MeasureLayers records what sealed layers take on the host, and their digests
+// as far as they are not empty.
+func (c *Catalog) MeasureLayers(ctx context.Context, list ...Measured) error {
+	return c.db.Write(ctx, "measure-layers", func(t *database.Tx) error { return rows.Measure(t, list...) })
 }
 
 // GetLayers gives the layers of the ids, in their order; a missing one is NOT_FOUND.

@@ -74,8 +74,8 @@ func TestRunOfAMachine(t *testing.T) {
 	f.ok(f.DropTop(f.ctx, "m1", "next"))
 	f.chainIs("m1", "m1-0 top")
 	f.unreferencedAre("next")
-	f.ok(f.SetLayerStored(f.ctx, "top", 77, "sha256:00"))
-	f.fails(f.SetLayerStored(f.ctx, "next", 77, ""), errdefs.WrongState, "next")
+	f.ok(f.MeasureLayers(f.ctx, catalog.Measured{ID: "top", Bytes: 77, Digest: "sha256:00"}))
+	f.fails(f.MeasureLayers(f.ctx, catalog.Measured{ID: "next", Bytes: 77}), errdefs.WrongState, "next")
 	layers, err := f.GetLayers(f.ctx, "top", "m1-0")
 	f.ok(err)
 	if layerIDs(layers) != "top m1-0" || layers[0].StoredBytes != 77 || layers[0].Digest != "sha256:00" {

@@ -169,7 +169,7 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 	})
 	d.view = &view.Viewer{Catalog: cat, Keeper: d.keeper, Proxy: d.proxyAddress}
 	d.prover = proof.New(proof.Config{
-		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Keeper: d.keeper, Memory: d.memory, Overlays: cfg.Host, Engine: d.engine,
+		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Keeper: d.keeper, Memory: d.memory, Capturer: d.capturer, Overlays: cfg.Host, Engine: d.engine,
 		When: cfg.Verify, Log: cfg.Log,
 	})
 	d.shortener = shorten.New(shorten.Config{Catalog: cat, Keeper: d.keeper, Log: cfg.Log})

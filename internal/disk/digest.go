@@ -29,10 +29,15 @@ func Digest(ctx context.Context, path string) (digest string, bytes int64, err e
 		hash.Write(buffer[:n])
 		bytes += int64(n)
 		if errors.Is(err, io.EOF) {
-			return fmt.Sprintf("sha256:%x", hash.Sum(nil)), bytes, nil
+			return text([sha256.Size]byte(hash.Sum(nil))), bytes, nil
 		}
 		if err != nil {
 			return "", bytes, errdefs.New(errdefs.Storage, "read it: %w", err)
 		}
 	}
 }
+
+// DigestOf is the Digest of a file with the content.
+func DigestOf(content []byte) string { return text(sha256.Sum256(content)) }
+
+func text(sum [sha256.Size]byte) string { return fmt.Sprintf("sha256:%x", sum) }

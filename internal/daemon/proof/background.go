@@ -55,8 +55,8 @@ func (p *Prover) Untold(machineID string) []string {
 	return lines
 }
 
-// work proves one checkpoint after the other, the newest first, whenever there
-// are any and the host is quiet.
+// work signs what was sealed, and then proves one checkpoint after the other, the
+// newest first, whenever there are any and the host is quiet.
 func (p *Prover) work() {
 	select {
 	case <-p.look: // not before the home is settled
@@ -65,6 +65,9 @@ func (p *Prover) work() {
 	}
 	wait := firstWait
 	for {
+		if err := p.cfg.Capturer.Sign(p.ctx); err != nil && p.ctx.Err() == nil {
+			p.cfg.Log.Warn("record the digests of layers", "error", err)
+		}
 		k, found := p.next()
 		if !found {
 			select {
@@ -103,6 +106,9 @@ func (p *Prover) sleep(d time.Duration) bool {
 
 // next is the newest checkpoint that is worth a try.
 func (p *Prover) next() (checkpoint.Checkpoint, bool) {
+	if p.cfg.When == Off {
+		return checkpoint.Checkpoint{}, false
+	}
 	list, err := p.cfg.Catalog.UnverifiedCheckpoints(p.ctx)
 	if err != nil {
 		if p.ctx.Err() == nil {

@@ -38,6 +38,7 @@ type Config struct {
 	Catalog  *catalog.Catalog
 	Keeper   *keeper.Keeper
 	Memory   *memory.Cache
+	Capturer *capture.Capturer
 	Overlays capture.Overlays
 	Engine   *operation.Engine
 	// When says when checkpoints are proven unasked: Off never, Now without
@@ -81,9 +82,7 @@ func New(cfg Config) *Prover {
 		cfg: cfg, ctx: ctx, cancel: cancel, look: make(chan struct{}, 1),
 		tried: map[string]bool{}, untold: map[string][]string{},
 	}
-	if cfg.When != Off {
-		p.wg.Go(p.work)
-	}
+	p.wg.Go(p.work)
 	return p
 }
 
@@ -143,7 +142,8 @@ func condemns(err error) bool {
 }
 
 // digests reads all layers that the checkpoint rests on. A digest that is not
-// known yet is recorded; a file that is not as recorded is STORAGE.
+// known yet, of a large layer that was just sealed, is recorded; a file that is
+// not as recorded is STORAGE.
 func (p *Prover) digests(ctx context.Context, k checkpoint.Checkpoint, progress func(done, total int64)) (Proven, error) {
 	layers, err := p.cfg.Catalog.GetLayers(ctx, LayersOf(k)...)
 	if err != nil {
@@ -192,7 +192,7 @@ func (p *Prover) checkLayer(ctx context.Context, l catalog.Layer) (bytes int64, 
 		}
 	}
 	if l.Digest == "" && l.State == catalog.LayerSealed {
-		err = p.cfg.Catalog.SetLayerStored(ctx, l.ID, bytes, digest)
+		err = p.cfg.Catalog.MeasureLayers(ctx, catalog.Measured{ID: l.ID, Bytes: bytes, Digest: digest})
 	}
 	return bytes, err
 }
