@@ -12,6 +12,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
@@ -168,17 +169,32 @@ func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.
 	if err != nil {
 		return nil, err
 	}
-	if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
+	if err := s.claimAll(ctx, w, m, checkpoints); err != nil {
 		return nil, err
 	}
-	s.StandAside(m.ID)
-	for _, k := range checkpoints {
-		if err := s.Pools.End(ctx, k.ID); err != nil {
-			return nil, err
-		}
+	if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
+		return nil, err
 	}
 	if err := s.Keeper.Drop(ctx, w.ID(), m); err != nil {
 		return nil, err
 	}
 	return &holdpointv1.OperationResult{Machine: was, RemovedCheckpoints: uint32(len(checkpoints))}, nil
+}
+
+// claimAll keeps all others from the checkpoints of a machine, so that it is not
+// ended and then cannot be removed because somebody makes a fork of it.
+func (s *Service) claimAll(ctx context.Context, w *operation.Work, m catalog.Machine, checkpoints []checkpoint.Checkpoint) error {
+	s.StandAside(m.ID)
+	claims := make([]catalog.Claim, len(checkpoints))
+	for i, k := range checkpoints {
+		// A pool that is being filled holds the checkpoint: end that first.
+		if err := s.Pools.End(ctx, k.ID); err != nil {
+			return err
+		}
+		claims[i] = catalog.Claim{Kind: catalog.CheckpointResource, ID: k.ID, Exclusive: true}
+	}
+	if err := s.Catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claims...); err != nil {
+		return fmt.Errorf("rm: machine %s stays as it is: %w", m.Name, err)
+	}
+	return nil
 }
