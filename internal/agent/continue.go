@@ -79,7 +79,8 @@ func (a *Agent) goOn(m *agentv1.ContinueRequest) (closedSockets int, err error) 
 	if err := a.ready(); err != nil {
 		return 0, err
 	}
-	if err := a.tellKernel(m); err != nil {
+	news := a.news(m)
+	if err := a.tellKernel(news); err != nil {
 		return 0, err
 	}
 	if a.cfg.Init {
@@ -88,20 +89,36 @@ func (a *Agent) goOn(m *agentv1.ContinueRequest) (closedSockets int, err error) 
 			a.cfg.Log.Warn("destroy sockets to the outside", "destroyed", closedSockets, "error", err)
 		}
 	}
-	if err := a.writeNames(m); err != nil {
+	if err := a.writeNames(news); err != nil {
 		return 0, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := proto.CloneOf(a.configured)
-	if m.GetHostname() != "" {
-		now.Hostname = m.GetHostname()
+	if news.GetHostname() != "" {
+		now.Hostname = news.GetHostname()
 	}
-	if m.GetMachineId() != "" {
-		now.MachineId = m.GetMachineId()
+	if news.GetMachineId() != "" {
+		now.MachineId = news.GetMachineId()
 	}
 	a.configured = now
 	return closedSockets, nil
+}
+
+// news is what is told without the names that the guest was told before. They
+// are left as they are: the machine is the one that it was, and may have taken
+// another name since, or have removed the files, which a restore brings back so.
+func (a *Agent) news(m *agentv1.ContinueRequest) *agentv1.ContinueRequest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	news := proto.CloneOf(m)
+	if news.GetHostname() == a.configured.GetHostname() {
+		news.Hostname = ""
+	}
+	if news.GetMachineId() == a.configured.GetMachineId() {
+		news.MachineId = ""
+	}
+	return news
 }
 
 // StepClock moves the wall clock.

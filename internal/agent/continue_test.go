@@ -69,6 +69,24 @@ func TestContinue(t *testing.T) {
 	_ = st.CloseRequest()
 	finish(t, st)
 
+	// The same machine keeps what it has made of its names.
+	own := filepath.Join(m.world, "etc/hostname")
+	if err := os.WriteFile(own, []byte("own\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(m.world, "etc/machine-id")); err != nil {
+		t.Fatal(err)
+	}
+	if err := goOn(t, m, next); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(own); err != nil || string(b) != "own\n" {
+		t.Errorf("hostname: %q, %v", b, err)
+	}
+	if _, err := os.Stat(filepath.Join(m.world, "etc/machine-id")); !os.IsNotExist(err) {
+		t.Errorf("machine-id is there again: %v", err)
+	}
+
 	// It is now what it was told last, also to Configure.
 	_, err := m.Configure(testCtx(t), connect.NewRequest(conf))
 	wantKind(t, err, errdefs.WrongState)

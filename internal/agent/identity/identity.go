@@ -9,6 +9,7 @@ package identity
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,7 +46,7 @@ func WriteFiles(root, hostname, machineID string) (misplaced []string, err error
 			failed = write(root, name, text)
 		}
 		switch {
-		case errors.Is(failed, syscall.EISDIR) || errors.Is(failed, syscall.ENOTDIR) || errors.Is(failed, syscall.ELOOP):
+		case errors.Is(failed, syscall.EISDIR) || errors.Is(failed, syscall.ENOTDIR) || errors.Is(failed, syscall.EFBIG):
 			misplaced = append(misplaced, "/"+name)
 		case failed != nil:
 			err = errors.Join(err, fmt.Errorf("write /%s: %w", name, failed))
@@ -57,11 +58,11 @@ func WriteFiles(root, hostname, machineID string) (misplaced []string, err error
 	if hostname != "" {
 		put("etc/hostname", func() (string, error) { return hostname + "\n", nil })
 		put("etc/hosts", func() (string, error) {
-			old, err := os.ReadFile(filepath.Join(root, "etc/hosts"))
-			if err != nil && !os.IsNotExist(err) {
+			old, err := read(filepath.Join(root, "etc/hosts"))
+			if err != nil && !os.IsNotExist(err) && !errors.Is(err, syscall.ELOOP) {
 				return "", err
 			}
-			return hosts(string(old), hostname), nil
+			return hosts(old, hostname), nil
 		})
 	}
 	return misplaced, err
@@ -89,26 +90,62 @@ func hosts(old, name string) string {
 // goes on under emulation, where each new path through the kernel costs, need
 // not make, rename and remove a file. Others are replaced by a new one, unless
 // that cannot be: a mount point cannot be replaced, and a full disk has no room
-// for a second file.
+// for a second file. What is no file is replaced, and never written through: a
+// link may lead to anything.
 func write(root, name, content string) error {
 	full := filepath.Join(root, name)
-	b, err := os.ReadFile(full)
-	old := string(b)
+	fi, err := os.Lstat(full)
 	switch {
-	case err == nil && old == content:
-		return nil
-	case err == nil && lastLine(old) == lastLine(content) && old[:lastLine(old)] == content[:lastLine(content)]:
-		err = overwrite(full, content, lastLine(content), len(old))
-	case err == nil:
-		if replace(full, content) != nil {
-			err = overwrite(full, content, 0, len(old))
-		}
 	case os.IsNotExist(err):
-		if err = os.MkdirAll(filepath.Dir(full), 0o755); err == nil {
-			err = replace(full, content)
+		if err = os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+			return err
 		}
+		return replace(full, content)
+	case err != nil:
+		return err
+	case fi.IsDir():
+		return syscall.EISDIR
+	case !fi.Mode().IsRegular():
+		return replace(full, content)
 	}
-	return err
+	old, err := read(full)
+	switch {
+	case err != nil:
+		return err
+	case old == content:
+		return nil
+	case lastLine(old) == lastLine(content) && old[:lastLine(old)] == content[:lastLine(content)]:
+		return overwrite(full, content, lastLine(content), len(old))
+	case replace(full, content) != nil:
+		return overwrite(full, content, 0, len(old))
+	}
+	return nil
+}
+
+// largest is the size of a file that is read, in bytes: some lists of hosts
+// have millions of lines, which no guest should hold twice.
+const largest = 4 << 20
+
+// read reads a file, or one that a link leads to, and waits for nothing else.
+func read(full string) (string, error) {
+	f, err := os.OpenFile(full, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return "", err
+	case fi.IsDir():
+		return "", syscall.EISDIR
+	case !fi.Mode().IsRegular():
+		return "", nil // nothing of it is worth keeping
+	case fi.Size() > largest:
+		return "", syscall.EFBIG
+	}
+	b, err := io.ReadAll(io.LimitReader(f, largest))
+	return string(b), err
 }
 
 // lastLine is where the last line of a text begins.
@@ -119,7 +156,7 @@ func lastLine(text string) int {
 // overwrite writes what differs, from an offset on, into a file of a length. It
 // never leaves less in the file than was there or is to be there.
 func overwrite(full, content string, from, length int) error {
-	f, err := os.OpenFile(full, os.O_WRONLY, 0)
+	f, err := os.OpenFile(full, os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -132,9 +169,6 @@ func overwrite(full, content string, from, length int) error {
 
 // replace puts a new file, with the owner and mode of the old one, in its place.
 func replace(full, content string) error {
-	if target, err := filepath.EvalSymlinks(full); err == nil {
-		full = target
-	}
 	f, err := os.CreateTemp(filepath.Dir(full), "."+filepath.Base(full)+"-*")
 	if err != nil {
 		return err
@@ -142,7 +176,7 @@ func replace(full, content string) error {
 	defer os.Remove(f.Name()) // it is not there after the rename
 	defer f.Close()
 	mode := os.FileMode(0o644)
-	if fi, err := os.Stat(full); err == nil {
+	if fi, err := os.Lstat(full); err == nil && fi.Mode().IsRegular() {
 		mode = fi.Mode().Perm()
 		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 			_ = f.Chown(int(st.Uid), int(st.Gid)) // its content is what matters

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -109,11 +110,11 @@ func TestNamesAreReplacedWhole(t *testing.T) {
 	if fi, err := os.Stat(filepath.Join(etc, "hosts")); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", fi.Mode(), err)
 	}
-	if link, err := os.Readlink(filepath.Join(etc, "hostname")); link != "name" || content(t, etc, "name") != "longer\n" {
-		t.Errorf("link to %q, %v; it holds %q", link, err, content(t, etc, "name"))
+	if fi, err := os.Lstat(filepath.Join(etc, "hostname")); err != nil || !fi.Mode().IsRegular() || content(t, etc, "hostname") != "longer\n" || content(t, etc, "name") != "old\n" {
+		t.Errorf("the link is %v, %v; it leads to what holds %q", fi.Mode(), err, content(t, etc, "name"))
 	}
 	list, err := os.ReadDir(etc)
-	if err != nil || len(list) != 3 {
+	if err != nil || len(list) != 3 { // and the target of the link
 		t.Errorf("left in /etc: %v, %v", list, err)
 	}
 }
@@ -124,7 +125,8 @@ func TestMisplacedFiles(t *testing.T) {
 	root, id := t.TempDir(), strings.Repeat("1", 32)
 	etc := filepath.Join(root, "etc")
 	must(t, os.MkdirAll(filepath.Join(etc, "machine-id"), 0o755))
-	must(t, os.Symlink("hosts", filepath.Join(etc, "hosts")))
+	must(t, os.WriteFile(filepath.Join(etc, "hosts"), nil, 0o600))
+	must(t, os.Truncate(filepath.Join(etc, "hosts"), 1<<40))
 	misplaced, err := WriteFiles(root, "web", id)
 	if err != nil || !slices.Equal(misplaced, []string{"/etc/machine-id", "/etc/hosts"}) || content(t, etc, "hostname") != "web\n" {
 		t.Errorf("misplaced %v, %v", misplaced, err)
@@ -133,6 +135,39 @@ func TestMisplacedFiles(t *testing.T) {
 	must(t, os.WriteFile(etc, nil, 0o600))
 	if misplaced, err = WriteFiles(root, "web", id); err != nil || len(misplaced) != 3 {
 		t.Errorf("without a folder: misplaced %v, %v", misplaced, err)
+	}
+}
+
+// TestNothingIsWrittenThrough: what a link leads to stays as it is, and a reader
+// that waits for a writer keeps nobody waiting.
+func TestNothingIsWrittenThrough(t *testing.T) {
+	root, id := t.TempDir(), strings.Repeat("1", 32)
+	etc, data := filepath.Join(root, "etc"), filepath.Join(root, "data")
+	must(t, os.Mkdir(etc, 0o755))
+	must(t, os.WriteFile(data, []byte("127.0.0.1 localhost\n10.0.0.1 db\n"), 0o600))
+	must(t, os.Symlink(data, filepath.Join(etc, "machine-id")))
+	must(t, os.Symlink(data, filepath.Join(etc, "hosts")))
+	must(t, syscall.Mkfifo(filepath.Join(etc, "hostname"), 0o600))
+	writeFiles(t, root, "web", id)
+	if got := content(t, data); got != "127.0.0.1 localhost\n10.0.0.1 db\n" {
+		t.Errorf("the file that links lead to holds %q", got)
+	}
+	for name, want := range map[string]string{
+		"machine-id": id + "\n", "hostname": "web\n", "hosts": "127.0.0.1 localhost\n10.0.0.1 db\n127.0.1.1 web\n",
+	} {
+		fi, err := os.Lstat(filepath.Join(etc, name))
+		if err != nil || !fi.Mode().IsRegular() || content(t, etc, name) != want {
+			t.Errorf("%s is %v, %v, and holds %q", name, fi.Mode(), err, content(t, etc, name))
+		}
+	}
+	// One that leads to itself, and one to a device without an end.
+	must(t, os.Remove(filepath.Join(etc, "hosts")))
+	must(t, os.Symlink("hosts", filepath.Join(etc, "hosts")))
+	must(t, os.Remove(filepath.Join(etc, "hostname")))
+	must(t, os.Symlink("/dev/zero", filepath.Join(etc, "hostname")))
+	writeFiles(t, root, "web", id)
+	if got := content(t, etc, "hosts"); got != hosts("", "web") {
+		t.Errorf("hosts holds %q", got)
 	}
 }
 
