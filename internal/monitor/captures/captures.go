@@ -49,8 +49,10 @@ type Supervisor interface {
 	// Amend makes a change visible, and durable with the next one that is if
 	// it cannot be now.
 	Amend(change func(*monitor.Record))
-	// SetClock makes the guest's clock that of the host; StepClock moves it.
+	// SetClock makes the guest's clock that of the host, TuneClock unless it was
+	// set in the guest, and StepClock moves it.
 	SetClock(ctx context.Context) error
+	TuneClock(ctx context.Context) error
 	StepClock(ctx context.Context, by time.Duration) error
 }
 

@@ -42,14 +42,16 @@ func (c *Captures) correct(behind time.Duration) {
 	c.tasks.Go(func() {
 		defer close(k.done)
 		defer cancel()
+		set := c.Supervisor.SetClock
 		if behind > 0 {
+			set = c.Supervisor.TuneClock
 			limited, cancel := context.WithTimeout(c.ctx, stepTimeout)
 			k.err = c.Supervisor.StepClock(limited, behind)
 			cancel()
 		}
 		close(k.stepped)
 		if k.err == nil {
-			k.err = c.Supervisor.SetClock(ctx)
+			k.err = set(ctx)
 		}
 		k.at = time.Now()
 		if k.err != nil && ctx.Err() == nil {

@@ -103,6 +103,14 @@ func (m *supervisor) SetClock(ctx context.Context) error {
 	return m.onClock(ctx, func(conv *relay.Conversation) error { return conv.SetClock(ctx) })
 }
 
+// TuneClock is that of captures.Supervisor.
+func (m *supervisor) TuneClock(ctx context.Context) error {
+	if m.asIs() {
+		return nil
+	}
+	return m.onClock(ctx, func(conv *relay.Conversation) error { return conv.TuneClock(ctx) })
+}
+
 // StepClock is that of captures.Supervisor.
 func (m *supervisor) StepClock(ctx context.Context, by time.Duration) error {
 	return m.onClock(ctx, func(conv *relay.Conversation) error { return conv.StepClock(ctx, by) })

@@ -76,12 +76,21 @@ const (
 	mostTries  = 40
 	// clockFine is not worth a step.
 	clockFine = 5 * time.Millisecond
+	// clockOwn is more than a guest's clock can be off by itself.
+	clockOwn = 10 * time.Second
 )
 
 // SetClock moves the guest's wall clock until it is the host's. A guest that is
 // slow to answer is asked repeatedly: each ping bounds the difference, and all
 // of them together do so better. One caller at a time.
-func (c *Conversation) SetClock(ctx context.Context) error {
+func (c *Conversation) SetClock(ctx context.Context) error { return c.setClock(ctx, false) }
+
+// TuneClock is SetClock for a guest that went on all the time, but for moments
+// that were made up for: a clock that is far off was set so in the guest, and
+// stays.
+func (c *Conversation) TuneClock(ctx context.Context) error { return c.setClock(ctx, true) }
+
+func (c *Conversation) setClock(ctx context.Context, tune bool) error {
 	var known difference
 	for try := 1; ; try++ {
 		began := time.Now()
@@ -94,7 +103,7 @@ func (c *Conversation) SetClock(ctx context.Context) error {
 		offset, doubt := known.middle()
 		slow, wrong := doubt > clockGoal, offset.Abs() > doubt
 		switch {
-		case !slow && offset.Abs() <= clockFine:
+		case !slow && offset.Abs() <= clockFine, tune && offset.Abs() > clockOwn+doubt:
 			return nil
 		case slow && try >= clockTries && offset.Abs()+doubt <= clockMost:
 			return nil

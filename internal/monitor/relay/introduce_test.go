@@ -54,6 +54,7 @@ func TestSetClock(t *testing.T) {
 		within time.Duration
 		steps  int
 		fails  bool
+		tune   bool
 	}{
 		"right":        {within: 0, steps: 0},
 		"nearly":       {guest: clocked{ahead: 4 * ms}, within: 4 * ms, steps: 0},
@@ -62,6 +63,9 @@ func TestSetClock(t *testing.T) {
 		"slow once":    {guest: clocked{ahead: -300 * ms, delays: []time.Duration{900 * ms, 2 * ms, 2 * ms, 2 * ms, 2 * ms}}, within: 2 * ms, steps: 1},
 		"slow":         {guest: clocked{ahead: -300 * ms, delays: []time.Duration{100 * ms}}, within: 80 * ms, steps: 1},
 		"too slow":     {guest: clocked{delays: []time.Duration{time.Second}}, within: 0, fails: true},
+		"tuned":        {guest: clocked{ahead: -300 * ms}, within: 0, steps: 1, tune: true},
+		"set":          {guest: clocked{ahead: -time.Hour}, within: time.Hour, tune: true},
+		"set, slow":    {guest: clocked{ahead: time.Hour, delays: []time.Duration{900 * ms}}, within: time.Hour, tune: true},
 		"stuck":        {guest: clocked{ahead: time.Minute, stuck: true}, within: time.Minute, steps: 39, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +74,11 @@ func TestSetClock(t *testing.T) {
 				c.guest = newGuestOf(t, func(g *guest) handler { c.guest = g; return &c })
 				conv := converse(t, c.guest)
 				defer conv.Close()
-				err := conv.SetClock(context.Background())
+				set := conv.SetClock
+				if test.tune {
+					set = conv.TuneClock
+				}
+				err := set(context.Background())
 				if (err != nil) != test.fails || test.fails && !errdefs.Is(err, errdefs.Deadline) {
 					t.Error(err)
 				}
