@@ -49,6 +49,9 @@ type Config struct {
 	Overlays Overlays
 	// Memory is for full checkpoints.
 	Memory Memory
+	// Trust names (STORAGE) the first of the layers that is known to be damaged;
+	// nil trusts all.
+	Trust func(ctx context.Context, layers ...string) error
 }
 
 // Capturer takes checkpoints.

@@ -174,7 +174,16 @@ func (t *taking) openParent(ctx context.Context) (release func(), err error) {
 	if t.chain, err = t.cfg.Catalog.MemoryChain(ctx, t.Machine.ID); err != nil || len(t.chain) == 0 {
 		return func() {}, err
 	}
-	t.previous, release, err = t.cfg.Memory.View(ctx, t.chain)
+	if t.cfg.Trust != nil {
+		var layers []string
+		for _, l := range t.chain {
+			layers = append(layers, l.ID)
+		}
+		err = t.cfg.Trust(ctx, layers...)
+	}
+	if err == nil {
+		t.previous, release, err = t.cfg.Memory.View(ctx, t.chain)
+	}
 	switch {
 	case errdefs.Is(err, errdefs.Storage):
 		t.Note("all of the memory of %s is kept, because what it is a difference of cannot be read: %v", t.Machine.Name, err)

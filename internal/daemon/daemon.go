@@ -159,7 +159,10 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 // make makes the daemon's parts. None of them does anything yet.
 func (d *Daemon) make(cat *catalog.Catalog) {
 	cfg := d.cfg
-	d.capturer = capture.New(capture.Config{Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host, Memory: d.memory})
+	d.capturer = capture.New(capture.Config{
+		Catalog: cat, Files: cfg.Files, Home: cfg.Home, Overlays: cfg.Host, Memory: d.memory,
+		Trust: func(ctx context.Context, layers ...string) error { return d.prover.TrustLayers(ctx, layers...) },
+	})
 	d.reserve = reserve.New(cfg.Home.Reserve())
 	d.engine = operation.New(cat, cfg.Log, d.sweep)
 	d.chains = diskchain.New(diskchain.Config{Home: cfg.Home, Files: cfg.Files, Merger: cfg.Host, Idle: proof.Idle, Log: cfg.Log})

@@ -4,6 +4,7 @@ package checkpoints
 
 import (
 	"context"
+	"fmt"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/capture"
@@ -29,6 +30,9 @@ func (s *Service) createFull(ctx context.Context, w *operation.Work, r *holdpoin
 	}
 	if err := s.Catalog.CheckpointNameFree(ctx, m, r.GetName()); err != nil {
 		return nil, err
+	}
+	if err := s.Prover.TrustDisk(ctx, m); err != nil {
+		return nil, fmt.Errorf("checkpoint create: nothing could go on from it: %w", err)
 	}
 	routes, err := s.Keeper.RoutesNow(ctx, m, run)
 	if err != nil {

@@ -25,6 +25,15 @@ func (p *Prover) Trust(ctx context.Context, k checkpoint.Checkpoint, layers ...s
 	return err
 }
 
+// TrustLayers is Trust of layers that are no checkpoint's yet.
+func (p *Prover) TrustLayers(ctx context.Context, layers ...string) error {
+	bad, _, err := p.firstBad(ctx, layers)
+	if bad != "" {
+		return fmt.Errorf("layer %s: %w", bad, err)
+	}
+	return err
+}
+
 // TrustDisk is Trust of the disk that a machine is to boot.
 func (p *Prover) TrustDisk(ctx context.Context, m catalog.Machine) error {
 	chain, err := p.cfg.Catalog.Chain(ctx, m.ID)
