@@ -12,7 +12,6 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
-	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
@@ -76,7 +75,13 @@ func (s *Service) on(ctx context.Context, requestID, verb string, options onMach
 		if err := act(ctx, w, m); err != nil {
 			return nil, err
 		}
-		return s.View.MachineResult(ctx, m.ID)
+		result, err := s.View.MachineResult(ctx, m.ID)
+		if err == nil && m.RemoveOnStop && result.GetMachine().GetState() == string(machine.Stopped) {
+			if err := s.drop(ctx, w, m); err != nil {
+				w.Note("machine %s is not removed yet: %v", m.Name, err) // Reap tries again
+			}
+		}
+		return result, err
 	})
 }
 
@@ -169,21 +174,20 @@ func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.
 	if err != nil {
 		return nil, err
 	}
-	if err := s.claimAll(ctx, w, m, checkpoints); err != nil {
-		return nil, err
-	}
-	if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
-		return nil, err
-	}
-	if err := s.Keeper.Drop(ctx, w.ID(), m); err != nil {
+	if err := s.drop(ctx, w, m); err != nil {
 		return nil, err
 	}
 	return &holdpointv1.OperationResult{Machine: was, RemovedCheckpoints: uint32(len(checkpoints))}, nil
 }
 
-// claimAll keeps all others from the checkpoints of a machine, so that it is not
-// ended and then cannot be removed because somebody makes a fork of it.
-func (s *Service) claimAll(ctx context.Context, w *operation.Work, m catalog.Machine, checkpoints []checkpoint.Checkpoint) error {
+// drop ends a machine and removes it with its checkpoints. It keeps all others
+// from those first, so that it is not ended and then cannot be removed because
+// somebody makes a fork.
+func (s *Service) drop(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+	checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
+	if err != nil {
+		return err
+	}
 	s.StandAside(m.ID)
 	claims := make([]catalog.Claim, len(checkpoints))
 	for i, k := range checkpoints {
@@ -196,5 +200,8 @@ func (s *Service) claimAll(ctx context.Context, w *operation.Work, m catalog.Mac
 	if err := s.Catalog.Acquire(ctx, w.ID(), admission.LeaseTime, claims...); err != nil {
 		return fmt.Errorf("rm: machine %s stays as it is: %w", m.Name, err)
 	}
-	return nil
+	if err := w.Enter(ctx, "remove", "removing the machine", Detail{MachineID: m.ID}); err != nil {
+		return err
+	}
+	return s.Keeper.Drop(ctx, w.ID(), m)
 }
