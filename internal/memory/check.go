@@ -19,36 +19,36 @@ const checkPiece = 1 << 20
 // Check compares the memory file of a full checkpoint, if there is one, with
 // the layers it was made of, and removes one that differs: the next Open makes
 // it anew. A run that maps it keeps what it has. STORAGE names a damaged layer.
-func (c *Cache) Check(ctx context.Context, k checkpoint.Checkpoint) error {
+func (c *Cache) Check(ctx context.Context, k checkpoint.Checkpoint) (removed bool, err error) {
 	if k.Full == nil || len(k.Full.Memory) == 0 {
-		return nil
+		return false, nil
 	}
 	id := k.Full.Memory[len(k.Full.Memory)-1]
 	e := c.lease(id)
 	defer c.release(e)
 	done, err := e.begin(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer done()
 	path := c.path(id)
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return errdefs.As(errdefs.Storage, err)
+		return false, errdefs.As(errdefs.Storage, err)
 	}
 	defer file.Close()
 	same, err := c.same(ctx, file, k.Full.Memory)
 	if err != nil {
-		return fmt.Errorf("check memory of checkpoint %s: %w", k.ID, err)
+		return false, fmt.Errorf("check memory of checkpoint %s: %w", k.ID, err)
 	}
 	if same {
-		return nil
+		return false, nil
 	}
 	c.cfg.Log.Warn("a memory file is not what its layers say; it is removed and will be made anew", "file", path)
-	return c.cfg.Files.RemoveUnsynced(path)
+	return true, c.cfg.Files.RemoveUnsynced(path)
 }
 
 // same reports whether the file holds what the layers stand for.

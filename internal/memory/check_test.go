@@ -34,10 +34,11 @@ func TestCheckRemovesWhatDiffers(t *testing.T) {
 			release()
 			must(t, os.Chmod(f.Path, 0o600))
 			must(t, spoil(f.Path))
-			must(t, w.Check(t.Context(), full(1)))
-			_, err := os.Stat(f.Path)
-			if kept := err == nil; kept != (name == "nothing") {
-				t.Errorf("kept: %v", kept)
+			removed, err := w.Check(t.Context(), full(1))
+			must(t, err)
+			_, err = os.Stat(f.Path)
+			if kept := err == nil; kept != (name == "nothing") || removed == kept {
+				t.Errorf("kept: %v, removed: %v", kept, removed)
 			}
 			again, release := w.open(full(1))
 			defer release()
@@ -50,7 +51,9 @@ func TestCheckRemovesWhatDiffers(t *testing.T) {
 	}
 	w := newWorld(t)
 	w.layer(1, 0, make([]byte, pages*store.PageSize), 0, pages)
-	must(t, w.Check(t.Context(), full(1))) // there is none
+	if removed, err := w.Check(t.Context(), full(1)); err != nil || removed { // there is none
+		t.Errorf("removed: %v, %v", removed, err)
+	}
 }
 
 func TestOpenMakesAShortFileAnew(t *testing.T) {

@@ -22,6 +22,8 @@ type MemoryFiles interface {
 	// It stays until release is called; from then on the catalog says whether
 	// a run maps it.
 	Open(ctx context.Context, k checkpoint.Checkpoint) (file memory.File, release func(), err error)
+	// Check removes a memory file that is not what its layers say.
+	Check(ctx context.Context, k checkpoint.Checkpoint) (removed bool, err error)
 }
 
 // start is all that a run begins from. It is prepared before anything is
@@ -98,6 +100,19 @@ func (r *Restorer) prepare(ctx context.Context, w want) (_ *start, err error) {
 	}
 	s.launch.Chain = append(chain, top)
 	return s, nil
+}
+
+// begin begins the run. One that fails may have had a damaged memory file: mended
+// says that it was so and is made anew the next time.
+func (r *Restorer) begin(ctx context.Context, w want, m catalog.Machine, s *start) (begun Begun, mended bool, err error) {
+	begun, err = w.destination.Begin(ctx, m, s.launch)
+	if err == nil || s.from != FromMemoryFile || ctx.Err() != nil {
+		return begun, false, err
+	}
+	if removed, failed := r.cfg.Memory.Check(ctx, w.target); failed != nil || !removed {
+		return begun, false, err
+	}
+	return begun, true, errdefs.New(errdefs.KindOf(err), "%w; the memory file that it began from was damaged, and is made anew the next time: try again", err)
 }
 
 // openMemory opens the memory file.

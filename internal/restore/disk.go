@@ -242,7 +242,7 @@ func (a *attempt) begin(ctx context.Context) (Begun, error) {
 			return Begun{}, errors.Join(err, a.start.giveUp(ctx, a.want))
 		}
 		before := time.Since(a.began) - a.safetyTook
-		begun, err := a.Destination.Begin(ctx, a.want.machine, a.start.launch)
+		begun, mended, err := a.Restorer.begin(ctx, a.want, a.want.machine, a.start)
 		if err == nil {
 			begun.Running, begun.Answer = begun.Running+before, begun.Answer+before
 			if begun.Note != "" {
@@ -251,11 +251,15 @@ func (a *attempt) begin(ctx context.Context) (Begun, error) {
 			return begun, nil
 		}
 		a.start.release()
-		if !a.start.launch.Standby || ctx.Err() != nil {
+		switch {
+		case mended && ctx.Err() == nil:
+			a.Note("the memory file of checkpoint %s was damaged; a run from its layers takes the place of one that did not go on", label(a.Target))
+		case a.start.launch.Standby && ctx.Err() == nil:
+			a.Note("a standby did not go on (%v); a run from the memory file takes its place", err)
+			a.want.noStandby = true
+		default:
 			return Begun{}, fmt.Errorf("begin from checkpoint %s: %w", label(a.Target), err)
 		}
-		a.Note("a standby did not go on (%v); a run from the memory file takes its place", err)
-		a.want.noStandby = true
 		if err := a.renewStart(ctx); err != nil {
 			return Begun{}, err
 		}

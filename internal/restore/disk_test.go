@@ -25,6 +25,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+// spoilt is at the beginning of page 1 of a memory with which no guest goes on.
+const spoilt = 0xee
+
 // destination is the double of the runs that are begun.
 type destination struct {
 	world *capturetest.World
@@ -63,6 +66,11 @@ func (d *destination) Begin(_ context.Context, m catalog.Machine, l restore.Laun
 	d.loaded = nil
 	if l.Incoming != nil {
 		d.loaded = d.world.FirstBytes(l.Incoming.MemoryFile)
+		if d.loaded[1] == spoilt {
+			d.done = append(d.done, "begin failed")
+			delete(d.alive, l.RunID)
+			return restore.Begun{}, capturetest.ErrSource
+		}
 		if state, err := os.ReadFile(l.Incoming.DeviceState); err != nil || len(state) == 0 {
 			return restore.Begun{}, errors.Join(err, capturetest.ErrSource)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/restore"
+	"github.com/holdpoint/holdpoint/internal/store"
 )
 
 // newFullScene is a scene whose target is a full checkpoint; the guest has
@@ -155,6 +156,39 @@ func TestFullRestoreFromStandby(t *testing.T) {
 		s.next(t)
 		checkFiles(t, s)
 	}
+}
+
+// TestDamagedMemoryFile: what was made of the layers is made anew when nothing
+// goes on from it.
+func TestDamagedMemoryFile(t *testing.T) {
+	s := newFullScene(t)
+	file, release, err := s.Memory.Open(t.Context(), s.target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if err := os.Chmod(file.Path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(file.Path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte{spoilt}, store.PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	result, err := s.restorer.Full(t.Context(), s.fullRequest())
+	if err != nil || result.From != restore.FromLayers || !slices.Contains(s.destination.done, "begin failed") {
+		t.Errorf("%+v, %v; done %q", result, err, s.destination.done)
+	}
+	if !slices.ContainsFunc(s.Notes, func(n string) bool { return strings.Contains(n, "was damaged") }) {
+		t.Errorf("notes %q", s.Notes)
+	}
+	s.next(t)
+	checkFiles(t, s)
 }
 
 func TestRefusedFullRestores(t *testing.T) {

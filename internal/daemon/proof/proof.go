@@ -110,7 +110,7 @@ func (p *Prover) Prove(ctx context.Context, k checkpoint.Checkpoint, progress fu
 	}
 	if err == nil && k.Full != nil {
 		// The layers are sound; so has to be the file that was made of them.
-		err = p.cfg.Memory.Check(ctx, k)
+		_, err = p.cfg.Memory.Check(ctx, k)
 	}
 	if err == nil && k.Full != nil {
 		err = p.restoreAside(ctx, k)
