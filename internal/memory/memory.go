@@ -310,7 +310,7 @@ func (c *Cache) open(records []catalog.Layer) (layers []*store.Layer, done func(
 		path := filepath.Join(c.cfg.Home.Dir(), filepath.FromSlash(r.Path))
 		l, err := store.Open(path)
 		if errdefs.Is(err, errdefs.NotFound) {
-			err = errdefs.New(errdefs.Storage, "memory layer %q is missing; use a checkpoint that does not need it", path)
+			err = errdefs.New(errdefs.Storage, "memory layer %q is missing", path)
 		}
 		if err == nil {
 			layers = append(layers, l)
@@ -327,7 +327,7 @@ func (c *Cache) open(records []catalog.Layer) (layers []*store.Layer, done func(
 // checkRecorded refuses a sound layer in the place of another one.
 func checkRecorded(info store.Info, r catalog.Layer, path string, lowest bool) error {
 	if info.ID != r.ID || r.Digest != "" && info.Digest.String() != r.Digest || lowest && info.Parent != "" {
-		return errdefs.New(errdefs.Storage, "memory layer %q is not the one that was recorded; use a checkpoint that does not need it", path)
+		return errdefs.New(errdefs.Storage, "memory layer %q is not the one that was recorded", path)
 	}
 	return nil
 }

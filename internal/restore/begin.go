@@ -122,6 +122,9 @@ func (r *Restorer) openMemory(ctx context.Context, w want, s *start) error {
 		return err
 	}
 	file, release, err := r.cfg.Memory.Open(ctx, w.target)
+	if errdefs.Is(err, errdefs.Storage) {
+		return errdefs.New(errdefs.Storage, "checkpoint %s: %w; choose another checkpoint, or its disk alone: %s", label(w.target), err, w.restoreDisk)
+	}
 	if err != nil {
 		return err
 	}

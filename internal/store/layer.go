@@ -79,7 +79,7 @@ func (l *Layer) damaged(err error) error {
 	if err == nil || errdefs.KindOf(err) != errdefs.Internal {
 		return fmt.Errorf("read memory layer %q: %w", l.name, err)
 	}
-	return errdefs.New(errdefs.Storage, "memory layer %q is damaged: %w; use a checkpoint that does not need it", l.name, err)
+	return errdefs.New(errdefs.Storage, "memory layer %q is damaged: %w", l.name, err)
 }
 
 // read reads the end, the beginning and the table.

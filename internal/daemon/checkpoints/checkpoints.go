@@ -5,6 +5,7 @@
 package checkpoints
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -114,7 +115,7 @@ func (s *Service) Verify(ctx context.Context, req *connect.Request[holdpointv1.V
 		w.Say("reading its layers")
 		proven, err := s.Prover.Prove(ctx, k, w.Progress)
 		if err != nil {
-			return nil, fmt.Errorf("verify checkpoint %s: %w", k.ID, err)
+			return nil, fmt.Errorf("verify checkpoint %s: %w", cmp.Or(k.Name, k.ID), err)
 		}
 		out := &holdpointv1.VerifyResult{Layers: uint32(proven.Layers), Bytes: proven.Bytes, Restored: proven.Restored}
 		if k, err = s.Catalog.GetCheckpoint(ctx, k.ID); err != nil {

@@ -105,11 +105,19 @@ func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, id
 // monitor that died over it has a successor in less than a second.
 const lookTimeout = 10 * time.Second
 
+// endPatience is how long a monitor may take to tell of the end of its run.
+const endPatience = 2 * time.Second
+
 // notSuspended says in what state a suspension that failed has left the machine,
 // and what to do.
 func (s *Service) notSuspended(ctx context.Context, m catalog.Machine, run *fleet.Run, why errdefs.Kind) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
 	defer cancel()
+	if why == errdefs.WrongState { // its process is gone, and its monitor is about to say so
+		ending, cancel := context.WithTimeout(ctx, endPatience)
+		_ = run.AwaitEnd(ending)
+		cancel()
+	}
 	_, err := run.StatusNow(ctx)
 	now, lost := s.Catalog.GetMachine(ctx, m.ID)
 	state := keeper.State(now, run)

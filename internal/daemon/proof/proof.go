@@ -159,7 +159,7 @@ func (p *Prover) digests(ctx context.Context, k checkpoint.Checkpoint, progress 
 	for _, l := range layers {
 		n, err := p.checkLayer(ctx, l)
 		if err != nil {
-			return proven, errdefs.New(errdefs.KindOf(err), "checkpoint %s: its layer %s: %w; choose another checkpoint", k.ID, l.ID, err)
+			return proven, errdefs.New(errdefs.KindOf(err), "its layer %s: %w", l.ID, err)
 		}
 		proven.Layers++
 		proven.Bytes += n
