@@ -35,10 +35,7 @@ func (c *Catalog) PublishCheckpoint(ctx context.Context, k checkpoint.Checkpoint
 		if err := t.Do(`UPDATE machines SET head_checkpoint = ? WHERE id = ?`, k.ID, m.ID); err != nil {
 			return err
 		}
-		if err := rows.SetLast(t, "checkpoint", m.ID, k.ID); err != nil {
-			return err
-		}
-		return rows.SetLast(t, "checkpoint", "", k.ID)
+		return rows.UseCheckpoint(t, m.ID, k)
 	})
 }
 

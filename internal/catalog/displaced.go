@@ -65,6 +65,9 @@ func (c *Catalog) ReplaceChain(ctx context.Context, r ReplaceChain) (generation 
 		generation = m.Generation + 1
 		err = t.Do(`UPDATE machines SET spec = ?, image_build_id = ?, head_checkpoint = ?, generation = ? WHERE id = ?`,
 			string(ck.Spec), ck.ImageBuildID, ck.ID, int64(generation), m.ID)
+		if err == nil {
+			err = rows.UseCheckpoint(t, m.ID, ck)
+		}
 		if err != nil || r.RunID == "" {
 			return err
 		}

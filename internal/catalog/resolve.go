@@ -119,7 +119,7 @@ func lastCheckpoint(ctx context.Context, q database.Querier, machineID string) (
 	id, err = database.One(ctx, q, rows.NoCheckpoint(Last), database.Value[string], `SELECT id FROM checkpoints
 		WHERE machine_id IS NOT NULL AND (?1 = '' OR machine_id = ?1)
 		AND verification <> 'failed'
-		ORDER BY seq DESC LIMIT 1`, machineID)
+		ORDER BY automatic, seq DESC LIMIT 1`, machineID)
 	if errdefs.Is(err, errdefs.NotFound) {
 		err = rows.NoCheckpointOf(ctx, q, machineID, Last)
 	}
