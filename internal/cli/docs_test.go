@@ -93,8 +93,9 @@ const docsHead = `<!-- Written by go test ./internal/cli -run TestDocs -update; 
 %s
 
 Where a verb takes a machine, an image or a checkpoint, an exact name, an id, an
-unambiguous beginning of either, or "last" (the one used last, which an automatic checkpoint never is) will do. Names are
-made of a–z, 0–9 and "-", begin with a letter or digit, and have at most 63.
+unambiguous beginning of either, or "last" will do: the one used last, which an
+automatic checkpoint never is. Names are made of a–z, 0–9 and "-", begin with a
+letter or digit, and have at most 63.
 
 Every verb takes:
 
