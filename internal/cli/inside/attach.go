@@ -32,8 +32,12 @@ func NewAttach(a *app.App) *cobra.Command {
 		Long: `Connect to a command that was started with "exec --detach", or that ran when the
 machine was checkpointed, forked or suspended and goes on: see its output, type to
 it if it was started with --interactive or --tty too, and get its exit code.
-Without an id it is the only one there is. On a terminal, Ctrl-P Ctrl-Q leaves and
-lets the command go on.
+Without an id it is the only one there is.
+
+Ctrl-P Ctrl-Q on a terminal, a terminal that is closed, and SIGTERM or SIGHUP to
+attach leave: the command goes on, and the exit code is 0. SIGINT and SIGQUIT are
+passed on to the command; at the third SIGINT in a row attach ends with 130, and
+the command goes on.
 
 When the command has ended, its last output and its exit code wait for the first
 attach, and are gone after it.`,
