@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -98,6 +99,9 @@ func environment(given []string) ([]string, error) {
 				continue
 			}
 			e = key + "=" + value
+			if err := app.CheckUTF8("environment: the value here of "+key+",", value); err != nil {
+				return nil, err
+			}
 		}
 		env = append(env, e)
 	}
@@ -146,7 +150,7 @@ func takeTerminal(a *app.App, e *guest.Exec) (restore func(), err error) {
 	size := guest.SizeOf(in)
 	if e.Start != nil {
 		e.Start.Size = size
-		if name := os.Getenv("TERM"); name != "" {
+		if name := os.Getenv("TERM"); name != "" && utf8.ValidString(name) {
 			e.Start.Env = append([]string{"TERM=" + name}, e.Start.Env...)
 		}
 	} else {
