@@ -67,7 +67,7 @@ func findCommand(ctx context.Context, a *app.App, args []string) (*agentv1.Comma
 	machine := args[0]
 	var detached []*agentv1.Command
 	err := a.Query(ctx, func(ctx context.Context, c *client.Client) error {
-		res, err := c.Guest.ListCommands(ctx, connect.NewRequest(&holdpointv1.ListGuestCommandsRequest{Machine: machine}))
+		res, err := c.Guest.ListCommands(ctx, connect.NewRequest(&holdpointv1.ListGuestCommandsRequest{Machine: machine, Wake: true}))
 		if err != nil {
 			return err
 		}

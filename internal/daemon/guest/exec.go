@@ -142,6 +142,11 @@ func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpoi
 
 // ListCommands lists the commands in a machine.
 func (s *Service) ListCommands(ctx context.Context, req *connect.Request[holdpointv1.ListGuestCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
+	if req.Msg.GetWake() {
+		if err := s.wake(ctx, req.Msg.GetMachine()); err != nil {
+			return nil, wire.Encode(err)
+		}
+	}
 	run, err := s.look(ctx, req.Msg.GetMachine(), "attach")
 	if err != nil {
 		return nil, wire.Encode(err)

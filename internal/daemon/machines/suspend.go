@@ -56,7 +56,7 @@ func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, id
 	if err := machine.Allow("suspend", m.Name, state, machine.Running, machine.Paused); err != nil {
 		return nil, err
 	}
-	active, open, err := s.Gates.Close(m.ID, "machine "+m.Name+" is suspended")
+	active, open, err := s.Gates.Close(m.ID, "machine "+m.Name+" is being suspended")
 	if err != nil {
 		return nil, err
 	}
