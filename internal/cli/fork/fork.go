@@ -13,6 +13,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 type options struct {
@@ -87,7 +88,7 @@ func parse(args []string, dash int) (point string, argv []string, err error) {
 	}
 	if len(before) > 1 {
 		return "", nil, errdefs.New(errdefs.Invalid, "fork: %q is too much; write -- before a command: `holdpoint fork %s -- %s`",
-			before[1], view.Quote(before[0]), view.Quote(before[1:]...))
+			before[1], shellwords.Quote(before[0]), shellwords.Quote(before[1:]...))
 	}
 	return app.Optional(before), argv, nil
 }

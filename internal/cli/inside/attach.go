@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 type attachOptions struct {
@@ -90,7 +91,7 @@ func findCommand(ctx context.Context, a *app.App, args []string) (*agentv1.Comma
 	}
 	candidates := make([]string, len(detached))
 	for i, command := range detached {
-		candidates[i] = command.GetId() + " (" + view.Quote(command.GetArgv()...) + ")"
+		candidates[i] = command.GetId() + " (" + shellwords.Name(command.GetArgv()) + ")"
 	}
 	return nil, errdefs.New(errdefs.Invalid, "attach to %s: say which command: %s", machine, strings.Join(candidates, ", "))
 }

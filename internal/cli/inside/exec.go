@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 // maxJSONOutput is how much of each of a command's outputs --json carries, in
@@ -57,7 +58,7 @@ With --json, "error" says why a command could not be started (exit code 126 or
 		Run: func(ctx context.Context, args []string) error {
 			if cmd.ArgsLenAtDash() != 1 {
 				return errdefs.New(errdefs.Invalid, "exec in %s: write -- before the command, and flags of exec before it: `holdpoint exec %s -- %s`",
-					args[0], args[0], view.Quote(args[1:]...))
+					args[0], args[0], shellwords.Quote(args[1:]...))
 			}
 			return runExec(ctx, a, args[0], args[1:], o)
 		},

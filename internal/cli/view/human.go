@@ -150,22 +150,6 @@ func Dash(s string) string {
 	return s
 }
 
-// Quote writes words as a shell reads them.
-func Quote(words ...string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		quoted[i] = w
-		if w == "" || strings.ContainsFunc(w, unsafeInShell) {
-			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(quoted, " ")
-}
-
-func unsafeInShell(r rune) bool {
-	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("@%+=:,./-_", r)
-}
-
 // Harmless makes a console's bytes harmless for a terminal: only text, tabs
 // and ends of lines go through to w.
 func Harmless(w io.Writer) io.Writer { return harmless{w} }

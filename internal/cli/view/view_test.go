@@ -65,12 +65,6 @@ func TestAge(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
-	if got, want := view.Quote("a", "", "b c", "it's", "x=/y:1"), `a '' 'b c' 'it'\''s' x=/y:1`; got != want {
-		t.Errorf("Quote = %s, want %s", got, want)
-	}
-}
-
 // Nothing that came from a guest can move the cursor.
 func TestHarmless(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

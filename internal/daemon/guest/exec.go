@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -15,6 +14,7 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -88,7 +88,10 @@ func execName(r *agentv1.ExecRequest) (string, error) {
 		if len(m.Start.GetArgv()) == 0 {
 			return "", errdefs.New(errdefs.Invalid, "exec: the command is empty")
 		}
-		return "exec " + strings.Join(m.Start.GetArgv(), " "), nil
+		if shellwords.IsLoginShell(m.Start.GetArgv()) {
+			return "shell", nil
+		}
+		return "exec " + shellwords.Quote(m.Start.GetArgv()...), nil
 	case *agentv1.ExecRequest_Attach:
 		return "attach " + m.Attach.GetCommandId(), nil
 	}

@@ -164,7 +164,7 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 	if err != nil {
 		return nil, err
 	}
-	_, open, err := s.Gates.Close(m.ID, fmt.Sprintf("machine %s is restored", m.Name))
+	_, open, err := s.Gates.Close(m.ID, fmt.Sprintf("machine %s is being restored", m.Name))
 	if err != nil {
 		return nil, err
 	}
