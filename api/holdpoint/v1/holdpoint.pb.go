@@ -3729,8 +3729,10 @@ func (x *GuestLogsRequest) GetTail() uint32 {
 }
 
 type GuestLogsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// Set, once, when there is nothing to send so far: why, for people.
+	Silent        string `protobuf:"bytes,2,opt,name=silent,proto3" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3770,6 +3772,13 @@ func (x *GuestLogsResponse) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *GuestLogsResponse) GetSilent() string {
+	if x != nil {
+		return x.Silent
+	}
+	return ""
 }
 
 type CreateCheckpointRequest struct {
@@ -4903,9 +4912,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x10GuestLogsRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
-	"\x04tail\x18\x03 \x01(\rR\x04tail\"'\n" +
+	"\x04tail\x18\x03 \x01(\rR\x04tail\"?\n" +
 	"\x11GuestLogsResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\xec\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
+	"\x06silent\x18\x02 \x01(\tR\x06silent\"\xec\x01\n" +
 	"\x17CreateCheckpointRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
