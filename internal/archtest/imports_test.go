@@ -16,6 +16,7 @@ var levels = map[string]int{
 	"internal/durable":    0,
 	"internal/undo":       0,
 	"internal/home":       0,
+	"internal/shellwords": 0,
 	// 1: mechanisms, each on its own.
 	"internal/wire":      1,
 	"internal/qmp":       1,

@@ -65,7 +65,7 @@ func insertMachine(t *database.Tx, m Machine) error {
 		m.Exit, m.LinkMagic, m.ForkedFrom, m.RemoveOnStop, t.OrNow(m.CreatedAt))
 	if database.IsUnique(err) {
 		return errdefs.New(errdefs.AlreadyExists,
-			"create machine %q: the name is taken; choose another, or remove that machine with: holdpoint rm %s", m.Name, m.Name)
+			"create machine %q: the name is taken; choose another, or remove that machine with: holdpoint rm --force %s", m.Name, m.Name)
 	}
 	if err != nil {
 		return err

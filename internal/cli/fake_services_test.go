@@ -375,7 +375,7 @@ func (s *fakeGuest) Logs(_ context.Context, r *connect.Request[holdpointv1.Guest
 // Exec knows: echo WORD, cat, fail CODE, missing, trap (waits for a signal and
 // exits with 10 + it), hang (sends no exit), torn (ends as a
 // daemon that is killed does), held (waits, then echoes), id of
-// ExecAttach (replays).
+// ExecAttach (replays, or is one of trap, hang, torn, input).
 func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpointv1.GuestExecRequest, holdpointv1.GuestExecResponse]) error {
 	first, err := stream.Receive()
 	if err != nil {
@@ -390,9 +390,17 @@ func (s *fakeGuest) Exec(ctx context.Context, stream *connect.BidiStream[holdpoi
 	}
 	c := &fakeCommand{ctx: ctx, stream: stream, begun: s.begun, inputs: s.inputs}
 	if attach := first.GetMessage().GetAttach(); attach != nil {
+		if id := attach.GetCommandId(); id == "trap" || id == "hang" {
+			return c.run(&agentv1.ExecStart{Argv: []string{id}})
+		}
 		c.started()
-		if attach.GetCommandId() == "torn" {
+		switch attach.GetCommandId() {
+		case "torn":
 			panic(http.ErrAbortHandler)
+		case "input":
+			c.stdout("$ ")
+			c.inputs <- c.firstInput()
+			return nil
 		}
 		c.stdout("history of " + attach.GetCommandId() + "\n")
 		c.exit(3, "")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -34,7 +35,7 @@ The only recipe is "debian". Root or an ordinary user can do it; the first build
 downloads the packages.`,
 		Example: `  holdpoint image build debian
   holdpoint image build debian --name web --packages redis,postgresql --script setup.sh`,
-		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.ImageDone{},
+		MinArgs: 1, MaxArgs: 1, HostFlags: []string{"script"}, Effect: true, Cancels: true, Object: view.ImageDone{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
 			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
@@ -84,6 +85,9 @@ func readScript(path string) (string, error) {
 	}
 	if len(text) > maxScript {
 		return "", errdefs.New(errdefs.Invalid, "read script %s: it is larger than %s", path, view.Size(maxScript))
+	}
+	if !utf8.Valid(text) {
+		return "", errdefs.New(errdefs.Invalid, "read script %s: it is not UTF-8", path)
 	}
 	return string(text), nil
 }

@@ -192,6 +192,64 @@ func TestExecGivenUp(t *testing.T) {
 	}
 }
 
+// A signal that ends attach, or a closed terminal, leaves the command; only
+// interrupts are the command's.
+func TestAttachLeaves(t *testing.T) {
+	for _, test := range []struct {
+		command string
+		sig     syscall.Signal
+		code    int
+		left    bool
+	}{
+		{"trap", syscall.SIGTERM, 0, true},
+		{"trap", syscall.SIGHUP, 0, true},
+		{"trap", syscall.SIGUSR1, 0, true},
+		{"hang", syscall.SIGTERM, 0, true},
+		{"trap", syscall.SIGINT, 12, false},
+		{"trap", syscall.SIGQUIT, 13, false},
+	} {
+		_, dir := serve(t, func(f *fake) { f.commands = []*agentv1.Command{{Id: test.command, Detached: true}} })
+		cmd := command(t, dir, "attach", "web")
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 64)); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Process.Signal(test.sig) // it runs
+		_ = cmd.Wait()                   // its code is looked at
+		code, left := cmd.ProcessState.ExitCode(), strings.Contains(stderr.String(), "left; the command goes on: `holdpoint attach web "+test.command+"`")
+		if code != test.code || left != test.left {
+			t.Errorf("%s, %v: exit code %d, stderr %q", test.command, test.sig, code, stderr.String())
+		}
+	}
+}
+
+// A command whose terminal here is closed is not told that its input ended.
+func TestAttachTerminalCloses(t *testing.T) {
+	inputs := make(chan string, 1)
+	_, dir := serve(t, func(f *fake) {
+		f.guest.inputs = inputs
+		f.commands = []*agentv1.Command{{Id: "input", Detached: true, Tty: true}}
+	})
+	c := onTerminal(t, dir, "attach", "web")
+	c.expect("$ ")
+	c.tty.Close()
+	_ = c.cmd.Wait() // its code is looked at
+	if code := c.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if first := <-inputs; first != "closed" {
+		t.Errorf("the command's input: %s", first)
+	}
+}
+
 // Signals reach the commands in all machines of a fork.
 func TestForkSignals(t *testing.T) {
 	_, dir := serve(t)

@@ -20,6 +20,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/home"
 )
 
 // childDaemon is a daemon that has a home's lock and socket, and nothing else.
@@ -115,6 +116,30 @@ func statusOf(t *testing.T, dir string) (pid int, build string) {
 	return status.PID, status.Build
 }
 
+// Whoever starts a daemon in memory is told what comes of it.
+func TestHomeInMemory(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "hp")
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		if r := child(t, dir, "one", "daemon", "stop"); r.code != 0 {
+			t.Errorf("stop the daemon: %+v", r)
+		}
+		os.RemoveAll(dir)
+	})
+	if h, err := home.Open(dir); err != nil || h.Unfit() == "" {
+		t.Skip("/dev/shm is not in memory here")
+	}
+	r := child(t, dir, "one", "ls")
+	if r.code != 0 || !strings.Contains(r.stderr, "\nholdpoint: warning: "+dir+" is on tmpfs, which is in memory") || strings.Count(r.stderr, "\n") != 2 {
+		t.Errorf("the first verb: %+v", r)
+	}
+	if r := child(t, dir, "one", "ls"); r.stderr != "" {
+		t.Errorf("the second verb: %+v", r)
+	}
+}
+
 func TestDaemonLife(t *testing.T) {
 	dir := daemonHome(t)
 	if r := child(t, dir, "one", "daemon", "status"); r.code != 3 || !strings.Contains(r.stderr, "no daemon runs for home "+dir) {
@@ -125,7 +150,7 @@ func TestDaemonLife(t *testing.T) {
 	}
 	r := child(t, dir, "one", "ls")
 	pid, build := statusOf(t, dir)
-	if want := fmt.Sprintf("holdpoint: started the daemon (pid %d)\n", pid); r.code != 0 || r.stderr != want {
+	if want := fmt.Sprintf("holdpoint: started the daemon (pid %d)\n", pid); r.code != 0 || !strings.HasPrefix(r.stderr, want) {
 		t.Errorf("first ls: %+v, want %q", r, want)
 	}
 	if !strings.HasPrefix(build, "one+") || len(build) != len("one+")+12 {

@@ -92,9 +92,13 @@ func newSuspend(a *app.App) *cobra.Command {
 		Use: "suspend MACHINE", Short: "Keep a machine's memory and end its process",
 		Long: `Make a full checkpoint of a machine and end its process, so that it uses neither
 CPU nor memory. "holdpoint resume" lets it go on from there, also after the host was
-restarted. One that is suspended already stays so. "run --suspend-after" suspends a
-machine whenever it is idle; a detached command counts as use, what --on-boot has
-started does not.`,
+restarted. One that is suspended already stays so; one that is paused runs when it is
+resumed.
+
+"run --suspend-after" suspends a machine whenever it is idle; a detached command
+counts as use, what --on-boot has started does not. One that is paused does not fall
+asleep. Each time one automatic checkpoint is made, which stays until it is removed
+with "holdpoint checkpoint rm".`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Object: view.Suspended{}, Complete: app.First(a.MachineNames),
 		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.NoSpace),
 		Run:   func(ctx context.Context, args []string) error { return runSuspend(ctx, a, args[0]) },

@@ -117,6 +117,53 @@ func TestRestoreIsPinned(t *testing.T) {
 	}
 }
 
+// What is not UTF-8 is refused before anything is sent, with the argument's
+// name.
+func TestNotUTF8(t *testing.T) {
+	t.Setenv("NOT_TEXT", "a\xff")
+	script := filepath.Join(t.TempDir(), "\xffscript")
+	if err := writeFile(script, "echo \xff\n"); err != nil {
+		t.Fatal(err)
+	}
+	f, dir := serve(t)
+	for _, test := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"exec web -- ls \xff", 125, `exec: the argument "\xff" is not UTF-8`},
+		{"exec \xff -- ls", 125, `exec: the argument "\xff" is not UTF-8`},
+		{"exec web -e A=\xff -- ls", 125, `exec: the value of --env "A=\xff" is not UTF-8`},
+		{"exec web -e NOT_TEXT -- ls", 125, `environment: the value here of NOT_TEXT, "a\xff" is not UTF-8`},
+		{"exec web -w \xff -- ls", 125, `exec: the value of --workdir "\xff" is not UTF-8`},
+		{"exec web -u \xff -- ls", 125, `exec: the value of --user "\xff" is not UTF-8`},
+		{"shell web -u \xff", 125, `shell: the value of --user "\xff" is not UTF-8`},
+		{"attach web \xff", 125, `attach: the argument "\xff" is not UTF-8`},
+		{"fork green -- ls \xff", 125, `fork: the argument "\xff" is not UTF-8`},
+		{"fork green --name \xff", 2, `fork: the value of --name "\xff" is not UTF-8`},
+		{"run web --image debian --on-boot \xff", 2, `run: the value of --on-boot "\xff" is not UTF-8`},
+		{"run web --image debian --tmpfs /\xff", 2, `run: the value of --tmpfs "/\xff" is not UTF-8`},
+		{"checkpoint create web -m \xff", 2, `checkpoint create: the value of --message "\xff" is not UTF-8`},
+		{"stop \xff", 2, `stop: the argument "\xff" is not UTF-8`},
+		{"stop web --request-id \xff", 2, `stop: the value of --request-id "\xff" is not UTF-8`},
+		{"image build debian --packages a,\xff", 2, `image build: the value of --packages "\xff" is not UTF-8`},
+		{"image build debian --script " + script, 2, `it is not UTF-8`},
+		{"cp " + script + " web:\xff", 2, `cp: the argument "web:\xff" is not UTF-8`},
+		{"cp web:\xff here", 2, `cp: the argument "web:\xff" is not UTF-8`},
+	} {
+		r := holdpoint(dir, "", split(test.args)...)
+		if r.code != test.code || !strings.Contains(r.stderr, test.says) || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%q: %+v", test.args, r)
+		}
+		if requests := f.asks(); len(requests) != 0 {
+			t.Errorf("%q sent %v", test.args, requests)
+		}
+	}
+	if r := holdpoint(dir, "", "cp", script, "web:"+filepath.Join(t.TempDir(), "there")); r.code != 0 {
+		t.Errorf("cp of a file whose name here is not UTF-8: %+v", r)
+	}
+}
+
 func TestExecRequests(t *testing.T) {
 	t.Setenv("FROM_HERE", "x y")
 	f, dir := serve(t)

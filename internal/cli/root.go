@@ -7,6 +7,7 @@ package cli
 
 import (
 	"context"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -62,11 +63,12 @@ that what an agent did can be undone.`,
 	root.SetHelpCommand(&cobra.Command{Use: "help [VERB]", Short: "Print the help of a verb", Hidden: true, RunE: func(cmd *cobra.Command, args []string) error {
 		about, rest, err := cmd.Root().Find(args)
 		if err != nil || len(rest) > 0 {
-			return errdefs.New(errdefs.Invalid, "help: there is no such verb; see `holdpoint --help`")
+			return errdefs.New(errdefs.Invalid, "help %s: there is no such verb; see `holdpoint --help`", strings.Join(args, " "))
 		}
 		return about.Help()
 	}})
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		err = app.FlagProblem(err)
 		if cmd.Name() == "exec" {
 			return errdefs.New(errdefs.Invalid, "exec: %w; write -- before the command in the machine", err)
 		}

@@ -27,6 +27,9 @@ type runOptions struct {
 	suspendAfter time.Duration
 }
 
+// minSuspendAfter is the shortest idleness that the API takes.
+const minSuspendAfter = time.Second
+
 func newRun(a *app.App) *cobra.Command {
 	var o runOptions
 	cmd := a.Command(app.Verb{
@@ -55,7 +58,7 @@ shell, copy, or request to a URL of it resumes it and waits for it.`,
 	f := cmd.Flags()
 	f.StringVar(&o.image, "image", "", "image to start from; needed")
 	f.StringVar(&o.memory, "memory", "", "memory (default 512M)")
-	f.Uint32Var(&o.cpus, "cpus", 0, "virtual CPUs (default 2)")
+	f.Uint32Var(&o.cpus, "cpus", 0, "virtual CPUs, 1 to 8 (default 2)")
 	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
 	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot")
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
@@ -70,8 +73,8 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 	if o.image == "" {
 		return errdefs.New(errdefs.Invalid, "run: which image? give --image; `holdpoint image ls` lists them, `holdpoint image build debian` makes one")
 	}
-	if o.suspendAfter < 0 || o.suspendAfter > 0 && o.suspendAfter < time.Millisecond {
-		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short", o.suspendAfter)
+	if o.suspendAfter != 0 && o.suspendAfter < minSuspendAfter {
+		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, minSuspendAfter)
 	}
 	spec := &holdpointv1.Spec{
 		Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, SuspendAfterMillis: o.suspendAfter.Milliseconds(),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -109,10 +110,19 @@ func (d daemonAPI) Stop(context.Context, *connect.Request[holdpointv1.DaemonStop
 // Doctor says what works on this host.
 func (d daemonAPI) Doctor(ctx context.Context, _ *connect.Request[holdpointv1.DoctorRequest]) (*connect.Response[holdpointv1.DoctorResponse], error) {
 	out := &holdpointv1.DoctorResponse{}
-	for _, check := range append(d.cfg.Host.Checks(ctx), d.spaceCheck()) {
+	for _, check := range append(d.cfg.Host.Checks(ctx), d.homeCheck(), d.spaceCheck()) {
 		out.Checks = append(out.Checks, &holdpointv1.DoctorCheck{Name: check.Name, State: check.State, Detail: check.Detail, Fix: check.Fix})
 	}
 	return connect.NewResponse(out), nil
+}
+
+// homeCheck says whether the home's file system can hold it.
+func (d *Daemon) homeCheck() Check {
+	check := Check{Name: "home", State: "ok", Detail: d.cfg.Home.Dir()}
+	if why, fix, unfit := strings.Cut(d.cfg.Home.Unfit(), "; "); unfit {
+		check.State, check.Detail, check.Fix = "degraded", why, fix
+	}
+	return check
 }
 
 // spaceCheck says how much room the home has.

@@ -68,16 +68,45 @@ func Allow(verb, name string, state State, allowed ...State) error {
 	if slices.Contains(allowed, state) {
 		return nil
 	}
-	remedy := "see holdpoint inspect " + name
-	switch {
-	case state == Stopped && slices.Contains(allowed, Running):
-		remedy = "run holdpoint start " + name
-	case state == Suspended, state == Paused && slices.Contains(allowed, Running):
-		remedy = "run holdpoint resume " + name
-	case state == Running && slices.Contains(allowed, Stopped):
-		remedy = "run holdpoint stop " + name + " first"
-	case state == Creating:
-		remedy = "wait for it: holdpoint operation ls"
+	if state == goal(verb) {
+		return errdefs.New(errdefs.WrongState, "%s: machine %s is %s already", verb, name, state)
 	}
-	return errdefs.New(errdefs.WrongState, "%s: machine %s is %s; %s", verb, name, state, remedy)
+	return errdefs.New(errdefs.WrongState, "%s: machine %s is %s; %s", verb, name, state, remedy(verb, name, state))
+}
+
+// goal is the state that a verb brings a machine to; "" where it is none.
+func goal(verb string) State {
+	switch verb {
+	case "start", "resume":
+		return Running
+	case "stop":
+		return Stopped
+	case "pause":
+		return Paused
+	case "suspend":
+		return Suspended
+	}
+	return ""
+}
+
+// remedy is what to do about a state that a verb cannot begin in.
+func remedy(verb, name string, state State) string {
+	switch state {
+	case Stopped:
+		return "run holdpoint start " + name
+	case Paused, Suspended:
+		resume := "run holdpoint resume " + name
+		switch {
+		case verb == "stop" && state == Paused:
+			resume += " first, or end it as a power cut would with holdpoint stop --force " + name
+		case verb == "stop":
+			resume += " first, or remove it with holdpoint rm --force " + name
+		}
+		return resume
+	case Creating:
+		return "wait for it: holdpoint operation ls"
+	case Unknown:
+		return "end it with holdpoint stop --force " + name + ", or look into holdpoint inspect " + name
+	}
+	return "see holdpoint inspect " + name
 }

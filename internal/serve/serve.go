@@ -14,13 +14,17 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/holdpoint/holdpoint/internal/daemon"
+	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/gate/proxy"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/machine"
@@ -38,6 +42,22 @@ const (
 	verifyVariable     = "HOLDPOINT_VERIFY"
 	firstBootsVariable = "HOLDPOINT_FIRST_BOOTS"
 )
+
+// checkEnvironment refuses (INVALID) values that mean nothing.
+func checkEnvironment() error {
+	for _, v := range []struct {
+		name    string
+		allowed []string
+	}{
+		{verifyVariable, []string{proof.Now, proof.Off}},
+		{firstBootsVariable, []string{"on", "off"}},
+	} {
+		if value := os.Getenv(v.name); value != "" && !slices.Contains(v.allowed, value) {
+			return errdefs.New(errdefs.Invalid, "start daemon: %s is %q: set it to %s, or unset it", v.name, value, strings.Join(v.allowed, " or "))
+		}
+	}
+	return nil
+}
 
 // softMemory is the daemon's soft limit of memory in bytes; it idles far below.
 const softMemory = 96 << 20
@@ -63,12 +83,18 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 	debug.SetMemoryLimit(softMemory)
 	debug.SetGCPercent(50)
 	log := slog.New(slog.NewTextHandler(cfg.Log, nil))
+	if err := checkEnvironment(); err != nil {
+		return err
+	}
 	d, err := daemon.Open(ctx, daemon.Config{
 		Home: cfg.Home, Files: cfg.Files, Host: cfg.Host, MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: log,
 		Verify: os.Getenv(verifyVariable), NoFirstBoots: os.Getenv(firstBootsVariable) == "off",
 	})
 	if err != nil {
 		return err
+	}
+	if why := cfg.Home.Unfit(); why != "" {
+		log.Warn(why)
 	}
 	defer func() {
 		closing, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeTimeout, errors.New("they go on too long"))

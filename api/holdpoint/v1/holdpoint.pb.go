@@ -3369,8 +3369,10 @@ func (x *GuestExecResponse) GetWaiting() string {
 }
 
 type ListGuestCommandsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Machine       string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Machine string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	// Resume a machine that was suspended because it was idle, as Exec does.
+	Wake          bool `protobuf:"varint,2,opt,name=wake,proto3" json:"wake,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3410,6 +3412,13 @@ func (x *ListGuestCommandsRequest) GetMachine() string {
 		return x.Machine
 	}
 	return ""
+}
+
+func (x *ListGuestCommandsRequest) GetWake() bool {
+	if x != nil {
+		return x.Wake
+	}
+	return false
 }
 
 type GuestUploadRequest struct {
@@ -3720,8 +3729,10 @@ func (x *GuestLogsRequest) GetTail() uint32 {
 }
 
 type GuestLogsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	// Set, once, when there is nothing to send so far: why, for people.
+	Silent        string `protobuf:"bytes,2,opt,name=silent,proto3" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3761,6 +3772,13 @@ func (x *GuestLogsResponse) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *GuestLogsResponse) GetSilent() string {
+	if x != nil {
+		return x.Silent
+	}
+	return ""
 }
 
 type CreateCheckpointRequest struct {
@@ -4874,9 +4892,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\v2\x1f.holdpoint.agent.v1.ExecRequestR\amessage\"i\n" +
 	"\x11GuestExecResponse\x12:\n" +
 	"\amessage\x18\x01 \x01(\v2 .holdpoint.agent.v1.ExecResponseR\amessage\x12\x18\n" +
-	"\awaiting\x18\x02 \x01(\tR\awaiting\"4\n" +
+	"\awaiting\x18\x02 \x01(\tR\awaiting\"H\n" +
 	"\x18ListGuestCommandsRequest\x12\x18\n" +
-	"\amachine\x18\x01 \x01(\tR\amachine\"k\n" +
+	"\amachine\x18\x01 \x01(\tR\amachine\x12\x12\n" +
+	"\x04wake\x18\x02 \x01(\bR\x04wake\"k\n" +
 	"\x12GuestUploadRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12;\n" +
 	"\amessage\x18\x02 \x01(\v2!.holdpoint.agent.v1.UploadRequestR\amessage\"D\n" +
@@ -4893,9 +4912,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x10GuestLogsRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
-	"\x04tail\x18\x03 \x01(\rR\x04tail\"'\n" +
+	"\x04tail\x18\x03 \x01(\rR\x04tail\"?\n" +
 	"\x11GuestLogsResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\xec\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
+	"\x06silent\x18\x02 \x01(\tR\x06silent\"\xec\x01\n" +
 	"\x17CreateCheckpointRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +

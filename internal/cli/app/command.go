@@ -31,6 +31,10 @@ type Verb struct {
 	// PassesCodeOf says the same of a command line with a command after --.
 	PassesCodeOf bool
 	Hidden       bool
+	// HostArgs says that arguments, and HostFlags which flags, may name files on
+	// this host, whose names may be any bytes.
+	HostArgs  bool
+	HostFlags []string
 	// Complete gives candidates for the argument after args.
 	Complete func(ctx context.Context, args []string) []string
 	Run      func(ctx context.Context, args []string) error
@@ -45,6 +49,9 @@ func (a *App) Command(v Verb) *cobra.Command {
 			return checkArgs(cmd, v, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkText(cmd, v, args); err != nil {
+				return err
+			}
 			return v.Run(cmd.Context(), args)
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,

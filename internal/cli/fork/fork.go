@@ -13,6 +13,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 type options struct {
@@ -30,10 +31,15 @@ func NewFork(a *app.App) *cobra.Command {
 	var cmd *cobra.Command
 	cmd = a.Command(app.Verb{
 		Use: "fork [CHECKPOINT] [flags] [-- COMMAND [ARG...]]", Short: "Make new machines from a checkpoint",
-		Long: `Make new machines from a checkpoint, called NAME-1 to NAME-COUNT. Those of a full
-checkpoint continue from there and share its memory; those of a disk checkpoint
-boot. Each has an identity, entropy and a clock of its own before it is handed out;
-routes are not copied. Without CHECKPOINT, --machine says of which machine: one that
+		Long: `Make new machines from a checkpoint, called NAME-1 to NAME-COUNT. Without --name that
+is the name of the checkpoint's machine; where one of these names is taken, four
+characters are put before all the numbers: web-2934-1. With --name a machine whose
+name is taken is not made.
+
+Those of a full checkpoint continue from there and share its memory; those of a disk
+checkpoint boot. Each has an identity, entropy and a clock of its own before it is
+handed out; routes are not copied. What the checkpoint's machine was asked to be,
+such as its memory and --suspend-after, they are, too. Without CHECKPOINT, --machine says of which machine: one that
 runs is checkpointed first, once, and goes on; a suspended one stays suspended.
 
 Each machine can fail alone: the others are made all the same, a line on stderr
@@ -87,7 +93,7 @@ func parse(args []string, dash int) (point string, argv []string, err error) {
 	}
 	if len(before) > 1 {
 		return "", nil, errdefs.New(errdefs.Invalid, "fork: %q is too much; write -- before a command: `holdpoint fork %s -- %s`",
-			before[1], view.Quote(before[0]), view.Quote(before[1:]...))
+			before[1], shellwords.Quote(before[0]), shellwords.Quote(before[1:]...))
 	}
 	return app.Optional(before), argv, nil
 }

@@ -35,12 +35,14 @@ type Exec struct {
 	// TTY is the terminal whose size the command's follows and that is raw
 	// while it runs; nil for none.
 	TTY *os.File
-	// Leave ends the stream and not the command when Ctrl-P Ctrl-Q is typed.
+	// Leave ends the stream and not the command when Ctrl-P Ctrl-Q is typed, or
+	// when the terminal that Stdin is goes away.
 	Leave bool
 	// Waiting is told why the command is held, in words.
 	Waiting func(why string)
 	// Signals are passed on to the command once it has started; an ending one
-	// before that, or one that does not get through, ends the stream.
+	// before that, or one that does not get through, ends the stream. Of a
+	// command attached to, all but interrupts leave it.
 	Signals <-chan os.Signal
 }
 

@@ -48,18 +48,35 @@ func (r *running) passInput() {
 			return
 		}
 		if err != nil {
-			select {
-			case <-r.done:
-			default:
-				_ = r.post(stdinEnd()) // receive says why
-			}
+			r.inputEnded()
 			return
 		}
 	}
 }
 
-// passSignals forwards signals until the command ends, or is given up: it does
-// not end by them, or its guest does not answer.
+// inputEnded tells the command that there is no more to read; one that was
+// attached to from a terminal that is gone is left.
+func (r *running) inputEnded() {
+	select {
+	case <-r.done:
+		return
+	default:
+	}
+	if r.exec.Leave && !terminal.Is(r.exec.Stdin) {
+		r.end(errLeft)
+		return
+	}
+	_ = r.post(stdinEnd()) // receive says why
+}
+
+// leaves reports whether the signal ends an attach and not its command: only
+// what a person types to interrupt is meant for the command.
+func (e *Exec) leaves(s os.Signal) bool {
+	return e.Attach != nil && s != os.Interrupt && s != syscall.SIGQUIT && !terminal.Resized(s)
+}
+
+// passSignals forwards signals until the command ends, is left, or is given up:
+// it does not end by them, or its guest does not answer.
 func (r *running) passSignals() {
 	started := false
 	ending := 0 // how many in a row were to end it
@@ -84,6 +101,8 @@ func (r *running) passSignals() {
 			switch {
 			case terminal.Resized(s):
 				r.resize()
+			case r.exec.leaves(s):
+				r.end(errLeft)
 			case !started:
 				r.end(errdefs.New(errdefs.Interrupted, "%s in %s: interrupted before the command started", r.exec.Verb, r.exec.Machine))
 			case ending > patientSignals || !r.signal(terminal.Number(s)):

@@ -46,7 +46,7 @@ func runCheckpointList(ctx context.Context, a *app.App, machine string) error {
 			rows = append(rows, []string{
 				view.Short(p.GetId()), view.Dash(p.GetName()), p.GetMachine(), view.KindOf(p), view.Dash(view.Verification(p)),
 				view.Age(view.TimeOf(p.GetCreatedAt()), time.Now()), view.Size(p.GetDiskBytes()), memory(p),
-				view.Dash(view.Standbys(p)), view.Dash(current), p.GetMessage(),
+				view.Dash(view.Standbys(p)), view.Dash(current), view.Message(p),
 			})
 		}
 		o.Human = func(w io.Writer) error {

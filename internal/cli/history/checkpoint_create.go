@@ -14,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 type checkpointCreateOptions struct {
@@ -127,7 +128,7 @@ func mayStop(ctx context.Context, a *app.App, c *client.Client, machine string) 
 	for _, command := range res.Msg.GetCommands() {
 		if command.GetRunning() {
 			running++
-			fmt.Fprintf(a.Config.Stderr, "  %s\n", view.Line(view.Quote(command.GetArgv()...)))
+			fmt.Fprintf(a.Config.Stderr, "  %s\n", view.Line(shellwords.Name(command.GetArgv())))
 		}
 	}
 	if running == 0 {

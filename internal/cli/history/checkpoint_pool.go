@@ -25,7 +25,7 @@ func NewCheckpointPool(a *app.App) *cobra.Command {
 		Long: `Keep COUNT standbys of a full checkpoint ready, and wait until they are: machines
 that are loaded and have never run. The next restore or fork of the checkpoint takes
 one and need only let it go; another takes its place in the background. Each needs
-some memory of the host. COUNT 0 ends the pool.`,
+some memory of the host. COUNT is 0 to 64; 0 ends the pool.`,
 		Example: `  holdpoint checkpoint pool ready 4
   holdpoint checkpoint pool ready 0`,
 		MinArgs: 2, MaxArgs: 2, Effect: true, Object: view.CheckpointDone{}, Complete: app.First(a.CheckpointNames),

@@ -87,7 +87,9 @@ func (o *restoreOptions) asked(starts string) view.Asked {
 
 func (o *restoreOptions) check(machine string) error {
 	switch {
-	case o.disk == o.full:
+	case o.disk && o.full:
+		return errdefs.New(errdefs.Invalid, "restore %s: --disk and --full exclude each other: give one of the two, --full for memory and CPU too", machine)
+	case !o.disk && !o.full:
 		return errdefs.New(errdefs.Invalid, "restore %s: say what to put back: --disk, or --full for memory and CPU too", machine)
 	case o.asIs && o.disk:
 		return errdefs.New(errdefs.Invalid, "restore %s: --as-is is for --full only: a restored disk is booted, and what boots has new time and entropy of its own; leave it out", machine)

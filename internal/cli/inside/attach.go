@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 type attachOptions struct {
@@ -32,8 +33,12 @@ func NewAttach(a *app.App) *cobra.Command {
 		Long: `Connect to a command that was started with "exec --detach", or that ran when the
 machine was checkpointed, forked or suspended and goes on: see its output, type to
 it if it was started with --interactive or --tty too, and get its exit code.
-Without an id it is the only one there is. On a terminal, Ctrl-P Ctrl-Q leaves and
-lets the command go on.
+Without an id it is the only one there is.
+
+Ctrl-P Ctrl-Q on a terminal, a terminal that is closed, and SIGTERM or SIGHUP to
+attach leave: the command goes on, and the exit code is 0. SIGINT and SIGQUIT are
+passed on to the command; at the third SIGINT in a row attach ends with 130, and
+the command goes on.
 
 When the command has ended, its last output and its exit code wait for the first
 attach, and are gone after it.`,
@@ -63,7 +68,7 @@ func findCommand(ctx context.Context, a *app.App, args []string) (*agentv1.Comma
 	machine := args[0]
 	var detached []*agentv1.Command
 	err := a.Query(ctx, func(ctx context.Context, c *client.Client) error {
-		res, err := c.Guest.ListCommands(ctx, connect.NewRequest(&holdpointv1.ListGuestCommandsRequest{Machine: machine}))
+		res, err := c.Guest.ListCommands(ctx, connect.NewRequest(&holdpointv1.ListGuestCommandsRequest{Machine: machine, Wake: true}))
 		if err != nil {
 			return err
 		}
@@ -86,7 +91,7 @@ func findCommand(ctx context.Context, a *app.App, args []string) (*agentv1.Comma
 	}
 	candidates := make([]string, len(detached))
 	for i, command := range detached {
-		candidates[i] = command.GetId() + " (" + view.Quote(command.GetArgv()...) + ")"
+		candidates[i] = command.GetId() + " (" + shellwords.Name(command.GetArgv()) + ")"
 	}
 	return nil, errdefs.New(errdefs.Invalid, "attach to %s: say which command: %s", machine, strings.Join(candidates, ", "))
 }

@@ -36,7 +36,7 @@ are copied as they are at that moment, up to 16 MiB.
 "files" in the output counts files, folders and links.`,
 		Example: `  holdpoint cp site web:/srv/www
   holdpoint cp web:/var/log/nginx/error.log .`,
-		MinArgs: 2, MaxArgs: 2, Object: view.Copied{},
+		MinArgs: 2, MaxArgs: 2, HostArgs: true, Object: view.Copied{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.MachineBusy, errdefs.WrongState, errdefs.OutcomeUnknown, errdefs.NoSpace,
 			errdefs.Storage, errdefs.Denied,
@@ -70,6 +70,14 @@ func runCopy(ctx context.Context, a *app.App, source, destination string) error 
 	from, to := placeOf(source), placeOf(destination)
 	if (from.machine == "") == (to.machine == "") {
 		return errdefs.New(errdefs.Invalid, "cp %s %s: exactly one of both must be MACHINE:PATH", source, destination)
+	}
+	for i, p := range []place{from, to} {
+		if p.machine == "" {
+			continue
+		}
+		if err := app.CheckUTF8("cp: the argument", []string{source, destination}[i]); err != nil {
+			return err
+		}
 	}
 	if from.path == "" || to.path == "" {
 		return errdefs.New(errdefs.Invalid, "cp %s %s: a path is missing after the colon; . is the home folder there", source, destination)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 // maxJSONOutput is how much of each of a command's outputs --json carries, in
@@ -56,7 +58,7 @@ With --json, "error" says why a command could not be started (exit code 126 or
 		Run: func(ctx context.Context, args []string) error {
 			if cmd.ArgsLenAtDash() != 1 {
 				return errdefs.New(errdefs.Invalid, "exec in %s: write -- before the command, and flags of exec before it: `holdpoint exec %s -- %s`",
-					args[0], args[0], view.Quote(args[1:]...))
+					args[0], args[0], shellwords.Quote(args[1:]...))
 			}
 			return runExec(ctx, a, args[0], args[1:], o)
 		},
@@ -98,6 +100,9 @@ func environment(given []string) ([]string, error) {
 				continue
 			}
 			e = key + "=" + value
+			if err := app.CheckUTF8("environment: the value here of "+key+",", value); err != nil {
+				return nil, err
+			}
 		}
 		env = append(env, e)
 	}
@@ -146,7 +151,7 @@ func takeTerminal(a *app.App, e *guest.Exec) (restore func(), err error) {
 	size := guest.SizeOf(in)
 	if e.Start != nil {
 		e.Start.Size = size
-		if name := os.Getenv("TERM"); name != "" {
+		if name := os.Getenv("TERM"); name != "" && utf8.ValidString(name) {
 			e.Start.Env = append([]string{"TERM=" + name}, e.Start.Env...)
 		}
 	} else {

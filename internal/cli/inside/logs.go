@@ -30,7 +30,9 @@ func NewLogs(a *app.App) *cobra.Command {
 		Use: "logs MACHINE [flags]", Short: "Print a machine's console",
 		Long: `Print a machine's console: of the run that goes on and of the last five that ended,
 oldest first. A run ends when the machine stops, is suspended or is restored; --tail
-counts its lines from the end of the newest.`,
+counts its lines from the end of the newest. A machine that continued from its
+image's kept boot, or from a checkpoint, has said nothing before; one line on stderr
+says so where there is nothing to print.`,
 		MinArgs: 1, MaxArgs: 1,
 		Object: view.Logged{}, Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.Storage}, Complete: app.First(a.MachineNames),
 		Run: func(ctx context.Context, args []string) error { return runLogs(ctx, a, args[0], o) },
@@ -61,6 +63,9 @@ func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) err
 			out = view.Harmless(out)
 		}
 		for stream.Receive() {
+			if why := stream.Msg().GetSilent(); why != "" {
+				a.Say(why)
+			}
 			if _, err := out.Write(stream.Msg().GetData()); err != nil {
 				return fmt.Errorf("print the console: %w", err)
 			}

@@ -10,10 +10,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/guest"
 	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
-
-// loginShell starts the user's shell, or the best there is, as a login does.
-const loginShell = `[ -x "${SHELL:-}" ] && exec "$SHELL" -l; command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l`
 
 // NewShell is the verb `shell`.
 func NewShell(a *app.App) *cobra.Command {
@@ -34,7 +32,7 @@ func runShell(ctx context.Context, a *app.App, machine, user string) error {
 		return errdefs.New(errdefs.Invalid, "shell in %s: a shell is for people; use `holdpoint exec --json`", machine)
 	}
 	start := &agentv1.ExecStart{
-		Argv: []string{"sh", "-c", loginShell}, User: user, Tty: terminal.Is(a.Config.Stdin),
+		Argv: shellwords.LoginShell(), User: user, Tty: terminal.Is(a.Config.Stdin),
 	}
 	return execute(ctx, a, &guest.Exec{Verb: "shell", Machine: machine, Start: start}, true)
 }

@@ -187,6 +187,9 @@ func (l *Launcher) start(ctx context.Context) error {
 		return err
 	}
 	l.cfg.Say(fmt.Sprintf("started the daemon (pid %d)", pid))
+	if why := l.cfg.Home.Unfit(); why != "" {
+		l.cfg.Say("warning: " + why)
+	}
 	return nil
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -129,18 +131,38 @@ func Fields(w io.Writer, fields [][2]string) error {
 }
 
 // Line makes text one harmless line: control characters, which could move the
-// cursor or recolor the terminal, become spaces or "?".
+// cursor, recolor the terminal or turn the order of what is read around, become
+// spaces or "?".
 func Line(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r == '\n' || r == '\t' || r == '\r':
 			return ' '
-		case r < ' ', r >= 0x7f && r < 0xa0:
+		case controls(r):
 			return '?'
 		}
 		return r
 	}, s)
 }
+
+// controls reports whether the character tells a terminal something instead of
+// being shown, in either direction of writing.
+func controls(r rune) bool { return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) }
+
+// Brief is the beginning of a text as one line of at most limit characters.
+func Brief(s string, limit int) string {
+	text := []rune(Line(s))
+	if len(text) <= limit {
+		return string(text)
+	}
+	return strings.TrimRight(string(text[:limit-1]), " ") + "…"
+}
+
+// messageWidth is how much of a checkpoint's message lists have.
+const messageWidth = 60
+
+// Message is a checkpoint's message for lists.
+func Message(c *holdpointv1.Checkpoint) string { return Brief(c.GetMessage(), messageWidth) }
 
 // Dash is s, or "-" for nothing, so that columns stay.
 func Dash(s string) string {
@@ -150,35 +172,28 @@ func Dash(s string) string {
 	return s
 }
 
-// Quote writes words as a shell reads them.
-func Quote(words ...string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		quoted[i] = w
-		if w == "" || strings.ContainsFunc(w, unsafeInShell) {
-			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(quoted, " ")
-}
-
-func unsafeInShell(r rune) bool {
-	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("@%+=:,./-_", r)
-}
-
 // Harmless makes a console's bytes harmless for a terminal: only text, tabs
-// and ends of lines go through to w.
-func Harmless(w io.Writer) io.Writer { return harmless{w} }
+// and ends of lines go through to w. A character may come in parts.
+func Harmless(w io.Writer) io.Writer { return &harmless{w: w} }
 
-type harmless struct{ w io.Writer }
+type harmless struct {
+	w io.Writer
+	// part is the beginning of a character whose rest has not come.
+	part []byte
+}
 
-func (h harmless) Write(p []byte) (int, error) {
-	kept := make([]byte, 0, len(p))
-	for _, b := range p {
-		if b == '\n' || b == '\t' || b >= ' ' && b != 0x7f {
-			kept = append(kept, b)
+func (h *harmless) Write(p []byte) (int, error) {
+	text := append(h.part, p...)
+	kept := make([]byte, 0, len(text))
+	for utf8.FullRune(text) {
+		r, size := utf8.DecodeRune(text)
+		// What is no UTF-8 is shown as such.
+		if r == '\n' || r == '\t' || !controls(r) {
+			kept = utf8.AppendRune(kept, r)
 		}
+		text = text[size:]
 	}
+	h.part = append([]byte(nil), text...)
 	if _, err := h.w.Write(kept); err != nil {
 		return 0, err
 	}

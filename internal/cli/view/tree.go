@@ -199,7 +199,7 @@ func (p *painter) label(c *holdpointv1.Checkpoint) string {
 		words = append(words, fmt.Sprintf("(fork of %s %s)", parent.GetMachine(), NameOf(parent)))
 	}
 	if c.GetMessage() != "" {
-		words = append(words, "“"+Line(c.GetMessage())+"”")
+		words = append(words, "“"+Message(c)+"”")
 	}
 	if Failed(c) {
 		words = append(words, p.bold(Line("FAILED verification: "+Dash(c.GetProblem()))))

@@ -65,12 +65,6 @@ func TestAge(t *testing.T) {
 	}
 }
 
-func TestQuote(t *testing.T) {
-	if got, want := view.Quote("a", "", "b c", "it's", "x=/y:1"), `a '' 'b c' 'it'\''s' x=/y:1`; got != want {
-		t.Errorf("Quote = %s, want %s", got, want)
-	}
-}
-
 // Nothing that came from a guest can move the cursor.
 func TestHarmless(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -79,10 +73,45 @@ func TestHarmless(t *testing.T) {
 		if n, err := view.Harmless(&b).Write([]byte(s)); n != len(s) || err != nil {
 			t.Fatal(n, err)
 		}
-		if strings.ContainsAny(b.String(), "\x1b\r\b\x07\x7f") || strings.ContainsAny(view.Line(s), "\x1b\r\n\t\b\x07\x7f\u009b") {
+		if strings.ContainsAny(b.String(), "\x1b\r\b\x07\x7f\u009b\u202e\u2066\u200f") || strings.ContainsAny(view.Line(s), "\x1b\r\n\t\b\x07\x7f\u009b\u202e\u2066\u200f") {
 			t.Fatalf("%q became %q and %q", s, b.String(), view.Line(s))
 		}
 	})
+}
+
+// Characters that turn the order of writing around go, also in two parts, and
+// others that come in parts stay.
+func TestHarmlessOrder(t *testing.T) {
+	const text = "a\u202eb\u2066c\u061cd é€"
+	for cut := range text {
+		var b strings.Builder
+		w := view.Harmless(&b)
+		for _, part := range []string{text[:cut], text[cut : cut+1], text[cut+1:]} {
+			if n, err := w.Write([]byte(part)); n != len(part) || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		if b.String() != "abcd é€" {
+			t.Errorf("cut at %d: %q", cut, b.String())
+		}
+	}
+	if got := view.Line(text); got != "a?b?c?d é€" {
+		t.Errorf("as a line %q", got)
+	}
+}
+
+func TestBrief(t *testing.T) {
+	for text, want := range map[string]string{
+		"short": "short", "two\nlines": "two lines", "0123456789": "0123456789", "0123456789x": "012345678…", "01234567 9x": "01234567…",
+	} {
+		if got := view.Brief(text, 10); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+	long := &holdpointv1.Checkpoint{Message: strings.Repeat("ä", 100)}
+	if got := []rune(view.Message(long)); len(got) != 60 {
+		t.Errorf("a message has %d characters in a list", len(got))
+	}
 }
 
 func at(hour int) *timestamppb.Timestamp {

@@ -8,7 +8,6 @@ package admission
 import (
 	"context"
 	"log/slog"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -27,6 +26,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -152,7 +152,7 @@ func (d *Desk) Commands(ctx context.Context, run *fleet.Run) ([]string, error) {
 	var running []string
 	for _, c := range list.Msg.GetCommands() {
 		if c.GetRunning() {
-			running = append(running, strings.Join(c.GetArgv(), " "))
+			running = append(running, shellwords.Name(c.GetArgv()))
 		}
 	}
 	return running, nil

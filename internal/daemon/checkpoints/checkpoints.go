@@ -134,7 +134,7 @@ func (s *Service) SetPool(ctx context.Context, req *connect.Request[holdpointv1.
 		if err != nil {
 			return nil, err
 		}
-		if err := standby.Check(k, int(r.GetCount())); err != nil {
+		if err := standby.Check(r.GetCheckpoint(), k, int(r.GetCount())); err != nil {
 			return nil, err
 		}
 		if r.GetCount() > 0 {

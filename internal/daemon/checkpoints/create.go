@@ -92,7 +92,7 @@ func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdp
 	if err := s.CheckBoots(ctx, m.ImageBuildID, chain, "machine "+m.Name+" could not boot again"); err != nil {
 		return nil, err
 	}
-	active, open, err := s.Gates.Close(m.ID, fmt.Sprintf("a checkpoint of %s is taken", m.Name))
+	active, open, err := s.Gates.Close(m.ID, fmt.Sprintf("a checkpoint of %s is being taken", m.Name))
 	if err != nil {
 		return nil, err
 	}

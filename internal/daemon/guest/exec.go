@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -15,6 +14,7 @@ import (
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -88,7 +88,10 @@ func execName(r *agentv1.ExecRequest) (string, error) {
 		if len(m.Start.GetArgv()) == 0 {
 			return "", errdefs.New(errdefs.Invalid, "exec: the command is empty")
 		}
-		return "exec " + strings.Join(m.Start.GetArgv(), " "), nil
+		if shellwords.IsLoginShell(m.Start.GetArgv()) {
+			return "shell", nil
+		}
+		return "exec " + shellwords.Quote(m.Start.GetArgv()...), nil
 	case *agentv1.ExecRequest_Attach:
 		return "attach " + m.Attach.GetCommandId(), nil
 	}
@@ -142,6 +145,11 @@ func execOutput(client *connect.BidiStream[holdpointv1.GuestExecRequest, holdpoi
 
 // ListCommands lists the commands in a machine.
 func (s *Service) ListCommands(ctx context.Context, req *connect.Request[holdpointv1.ListGuestCommandsRequest]) (*connect.Response[agentv1.ListCommandsResponse], error) {
+	if req.Msg.GetWake() {
+		if err := s.wake(ctx, req.Msg.GetMachine()); err != nil {
+			return nil, wire.Encode(err)
+		}
+	}
 	run, err := s.look(ctx, req.Msg.GetMachine(), "attach")
 	if err != nil {
 		return nil, wire.Encode(err)

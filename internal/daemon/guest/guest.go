@@ -60,7 +60,7 @@ func (s *Service) enterMachine(ctx context.Context, m catalog.Machine, r hold.Re
 		door.Done()
 		if err == nil {
 			if r.Waiting != nil {
-				r.Waiting("machine " + m.Name + " is resumed")
+				r.Waiting("machine " + m.Name + " is being resumed")
 			}
 			// It may be asleep again by then, or what was suspended is removed.
 			err = s.cfg.Wake(ctx, m.ID)
@@ -80,6 +80,15 @@ func (s *Service) running(ctx context.Context, machineID, verb string) (run *fle
 	}
 	run, err = s.cfg.Keeper.Running(m, verb)
 	return run, false, err
+}
+
+// wake resumes a machine that sleeps until somebody comes.
+func (s *Service) wake(ctx context.Context, ref string) error {
+	m, err := s.cfg.Catalog.ResolveMachine(ctx, ref)
+	if err != nil || !slumber.Wakes(m) {
+		return err
+	}
+	return s.cfg.Wake(ctx, m.ID)
 }
 
 // look gives a machine's run for a question that has no effect.

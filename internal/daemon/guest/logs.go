@@ -39,8 +39,16 @@ func (s *Service) Logs(ctx context.Context, req *connect.Request[holdpointv1.Gue
 			return wire.Encode(err)
 		}
 	}
+	if err := c.copy(); err != nil {
+		return wire.Encode(err)
+	}
+	if !c.sent {
+		if err := stream.Send(&holdpointv1.GuestLogsResponse{Silent: c.silent(m.Name)}); err != nil {
+			return err
+		}
+	}
 	if !req.Msg.GetFollow() {
-		return wire.Encode(c.copy())
+		return nil
 	}
 	return wire.Encode(c.follow(ctx))
 }
@@ -53,6 +61,24 @@ type consoles struct {
 	// read is how far each log was read.
 	read map[string]int64
 	send func([]byte) error
+	// sent says that something was.
+	sent bool
+}
+
+// silent says why there is nothing on the consoles.
+func (c *consoles) silent(name string) string {
+	dirs, err := monitor.RunsOf(c.runs, c.machine)
+	if err != nil || len(dirs) == 0 {
+		return "no console of machine " + name + " is kept"
+	}
+	cfg, err := monitor.ReadConfig(dirs[0])
+	switch {
+	case err != nil || cfg.Run.Incoming == nil:
+		return "the console of machine " + name + " has said nothing yet"
+	case cfg.Run.Incoming.Unconfigured:
+		return "machine " + name + " continued from its image's kept boot, and its console has said nothing since"
+	}
+	return "machine " + name + " continued from a checkpoint, and its console has said nothing since"
 }
 
 // files are the console logs, oldest first.
@@ -102,6 +128,7 @@ func (c *consoles) copyFile(path string) error {
 				return err
 			}
 			c.read[path] += int64(n)
+			c.sent = true
 		}
 		if errors.Is(err, io.EOF) {
 			return nil

@@ -120,18 +120,14 @@ func (k *Keeper) Run(machineID string) *fleet.Run { return k.fleet.Current(machi
 // error names the verb, the machine and its state.
 func (k *Keeper) Running(m catalog.Machine, verb string) (*fleet.Run, error) {
 	run := k.Run(m.ID)
-	switch state := State(m, run); state {
-	case machine.Running:
-		return run, nil
-	case machine.Paused:
-		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is paused; run holdpoint resume %s", verb, m.Name, m.Name)
-	case machine.Suspended:
-		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is suspended; run holdpoint resume %s", verb, m.Name, m.Name)
-	case machine.Unknown:
+	state := State(m, run)
+	if state == machine.Unknown {
 		return nil, errdefs.New(errdefs.WrongState, "%s: the state of machine %s is unknown (%s); end it with holdpoint stop --force %s, or look into holdpoint inspect %s", verb, m.Name, whyUnknown(run), m.Name, m.Name)
-	default:
-		return nil, errdefs.New(errdefs.WrongState, "%s: machine %s is %s; run holdpoint start %s", verb, m.Name, state, m.Name)
 	}
+	if err := machine.Allow(verb, m.Name, state, machine.Running); err != nil {
+		return nil, err
+	}
+	return run, nil
 }
 
 // whyUnknown says why a machine's state is unknown.

@@ -187,7 +187,7 @@ func (s *Service) children(ctx context.Context, w *operation.Work, r *holdpointv
 		m.RemoveOnStop = r.GetRemoveOnStop()
 		c := &child{machine: m, result: &holdpointv1.ForkResult{Name: m.Name, Index: uint32(i)}}
 		if taken[m.Name] {
-			c.fail(errdefs.New(errdefs.AlreadyExists, "fork: a machine %s exists; choose another --name, or remove it with holdpoint rm %s", m.Name, m.Name))
+			c.fail(errdefs.New(errdefs.AlreadyExists, "fork: a machine %s exists; choose another --name, or remove it, with its checkpoints, with holdpoint rm --force %s", m.Name, m.Name))
 		}
 		children = append(children, c)
 	}

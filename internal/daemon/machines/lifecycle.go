@@ -160,7 +160,11 @@ func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.
 	}
 	state := keeper.State(m, s.Keeper.Run(m.ID))
 	if state != machine.Stopped && state != machine.Suspended && !r.GetForce() {
-		return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run holdpoint stop %s first, or holdpoint rm --force %s", m.Name, state, m.Name, m.Name)
+		remedy := ""
+		if state == machine.Running {
+			remedy = fmt.Sprintf("holdpoint stop %s first, or ", m.Name)
+		}
+		return nil, errdefs.New(errdefs.WrongState, "rm: machine %s is %s; run %sholdpoint rm --force %s", m.Name, state, remedy, m.Name)
 	}
 	checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
 	if err != nil {

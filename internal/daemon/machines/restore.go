@@ -39,7 +39,7 @@ func (s *Service) target(ctx context.Context, r *holdpointv1.RestoreMachineReque
 	}
 	if r.GetKind() == string(checkpoint.Full) && k.Full == nil {
 		return m, k, errdefs.New(errdefs.KindMismatch, "restore: %s is a disk checkpoint, it has no memory to continue; its disk: holdpoint restore %s %s --disk",
-			k.ID, m.Name, k.ID)
+			r.GetCheckpoint(), m.Name, r.GetCheckpoint())
 	}
 	if r.GetGeneration() != 0 && r.GetGeneration() != m.Generation {
 		return m, k, errdefs.New(errdefs.Conflict, "restore: machine %s is in generation %d, this was meant for %d; look at its state and try again",
@@ -164,7 +164,7 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 	if err != nil {
 		return nil, err
 	}
-	_, open, err := s.Gates.Close(m.ID, fmt.Sprintf("machine %s is restored", m.Name))
+	_, open, err := s.Gates.Close(m.ID, fmt.Sprintf("machine %s is being restored", m.Name))
 	if err != nil {
 		return nil, err
 	}

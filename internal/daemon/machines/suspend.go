@@ -59,7 +59,7 @@ func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, id
 	if err := s.Prover.TrustDisk(ctx, m); err != nil {
 		return nil, fmt.Errorf("suspend: machine %s could not be resumed, and runs on: %w", m.Name, err)
 	}
-	active, open, err := s.Gates.Close(m.ID, "machine "+m.Name+" is suspended")
+	active, open, err := s.Gates.Close(m.ID, "machine "+m.Name+" is being suspended")
 	if err != nil {
 		return nil, err
 	}

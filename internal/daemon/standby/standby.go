@@ -298,10 +298,10 @@ func (p *Pools) short(ctx context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(pools)), nil
 }
 
-// Check refuses what no pool can be kept of.
-func Check(k checkpoint.Checkpoint, count int) error {
+// Check refuses what no pool can be kept of; ref is what the user called it.
+func Check(ref string, k checkpoint.Checkpoint, count int) error {
 	if k.Full == nil {
-		return errdefs.New(errdefs.KindMismatch, "checkpoint pool: %s is a disk checkpoint, which is booted; choose a full one", k.ID)
+		return errdefs.New(errdefs.KindMismatch, "checkpoint pool: %s is a disk checkpoint, which is booted; choose a full one", ref)
 	}
 	if count > MaxCount {
 		return errdefs.New(errdefs.Invalid, "checkpoint pool: %d standbys: at most %d", count, MaxCount)

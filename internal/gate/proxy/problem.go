@@ -74,12 +74,13 @@ func upstreamProblem(rt *route, err error) problem {
 	leads := fmt.Sprintf("%s leads to port %d of machine %s", rt.host, t.Port, t.Machine)
 	switch errdefs.KindOf(dial.err) {
 	case errdefs.WrongState, errdefs.Denied, errdefs.Conflict:
+		why, remedy := reasonOf(dial.err)
 		return problem{
 			Status: http.StatusBadGateway,
 			Title:  "The machine cannot be reached",
-			Detail: fmt.Sprintf("%s, which cannot be reached: %v", leads, dial.err),
-			Remedy: "holdpoint start " + t.Machine,
-			Hint:   "If it is stopped, start it with",
+			Detail: fmt.Sprintf("%s, which cannot be reached: %s", leads, why),
+			Remedy: remedy,
+			Hint:   "Run",
 		}
 	case errdefs.MachineBusy:
 		return problem{
@@ -109,6 +110,16 @@ func upstreamProblem(rt *route, err error) problem {
 		Remedy: "holdpoint expose " + t.Machine + " PORT --host " + rt.host,
 		Hint:   "Start the server in the machine, or move the route with",
 	}
+}
+
+// reasonOf parts a refusal into why, without the daemon's own name of the door,
+// and the command that it proposes at its end; "" where it proposes none.
+func reasonOf(err error) (why, remedy string) {
+	why = strings.TrimPrefix(err.Error(), "expose: ")
+	if before, command, found := strings.Cut(why, "; run holdpoint "); found {
+		return before, "holdpoint " + command
+	}
+	return why, ""
 }
 
 // line is the problem as one line of text.

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -293,13 +294,17 @@ func TestUnknownHost(t *testing.T) {
 }
 
 func TestFailuresOfTheMachine(t *testing.T) {
-	stopped := errdefs.New(errdefs.WrongState, `machine "web" is stopped: start it with holdpoint start web`)
+	stopped := machine.Allow("expose", "web", machine.Stopped, machine.Running)
+	paused := machine.Allow("expose", "web", machine.Paused, machine.Running)
+	const unreachable = "app.localhost leads to port 8080 of machine web, which cannot be reached: machine web is "
 	cases := map[string]struct {
 		err    error
 		status int
 		want   []string
 	}{
-		"stopped": {stopped, 502, []string{"app.localhost leads to port 8080 of machine web", stopped.Error()}},
+		"stopped":  {stopped, 502, []string{unreachable + "stopped", "holdpoint start web"}},
+		"paused":   {paused, 502, []string{unreachable + "paused", "holdpoint resume web"}},
+		"restored": {errdefs.New(errdefs.Conflict, "restored; try again"), 502, []string{"which cannot be reached: restored; try again"}},
 		"nothing listens": {errdefs.New(errdefs.NotFound, "dial tcp"), 502, []string{
 			"app.localhost leads to port 8080 of machine web, where nothing answers", "holdpoint expose web PORT --host app.localhost",
 		}},
@@ -322,6 +327,9 @@ func TestFailuresOfTheMachine(t *testing.T) {
 					if !strings.Contains(body, w) {
 						t.Errorf("%s: %q lacks %q", accept, body, w)
 					}
+				}
+				if strings.Contains(body, "expose:") || strings.Contains(name, "paused") && strings.Contains(body, "holdpoint start") {
+					t.Errorf("%s: %q says what does not apply", accept, body)
 				}
 				if accept == "*/*" && strings.Count(body, "\n") != 1 {
 					t.Errorf("text is not one line: %q", body)

@@ -90,6 +90,7 @@ func architecture(arch string) Requirement {
 
 func tools(name, packages string, files ...string) Requirement {
 	r := Requirement{Name: name, OK: true}
+	paths := make([]string, 0, len(files))
 	for _, file := range files {
 		found, err := findTool(file)
 		if err != nil {
@@ -97,8 +98,9 @@ func tools(name, packages string, files ...string) Requirement {
 			r.OK, r.Detail, r.Fix = false, file+" is missing", "run: "+install(r.packages)
 			return r
 		}
-		r.Detail = found
+		paths = append(paths, found)
 	}
+	r.Detail = strings.Join(paths, ", ")
 	return r
 }
 

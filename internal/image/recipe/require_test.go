@@ -40,6 +40,16 @@ func TestMissingIsOneLine(t *testing.T) {
 	}
 }
 
+// What is found is told of every program that a requirement names.
+func TestToolsNamesEach(t *testing.T) {
+	if r := tools("shells", "x", "sh", "cat"); !r.OK || !strings.Contains(r.Detail, "/sh, ") || !strings.HasSuffix(r.Detail, "/cat") {
+		t.Errorf("%+v", r)
+	}
+	if r := tools("shells", "x", "sh", "no-such-program"); r.OK || r.Detail != "no-such-program is missing" {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestSubordinateIDs(t *testing.T) {
 	me, err := user.Current()
 	if err != nil {

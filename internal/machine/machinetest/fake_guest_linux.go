@@ -101,8 +101,6 @@ func fakeGuestMain() error {
 	if spec.Run.Incoming == nil {
 		fmt.Printf("fake guest of machine %s boots, run %s\n", spec.Run.MachineName, spec.Run.RunID)
 		awaitGone(faultPath(spec, "boot-waits"))
-	} else {
-		fmt.Printf("fake guest continues from checkpoint %s, run %s\n", spec.Run.Incoming.Checkpoint, spec.Run.RunID)
 	}
 	portFile := os.NewFile(3, "port")
 	port, err := net.FileConn(portFile)
