@@ -39,7 +39,7 @@ func TestCreateMachineRefuses(t *testing.T) {
 	f.machine("m1", "web")
 	create := func(m catalog.Machine, l catalog.Layer) error { return f.CreateMachine(f.ctx, m, l) }
 	m := catalog.Machine{ID: "m2", Name: "web", ImageBuildID: "build1", State: machine.Creating}
-	f.fails(create(m, layer("l2", "m2")), errdefs.AlreadyExists, `"web"`, "holdpoint rm web")
+	f.fails(create(m, layer("l2", "m2")), errdefs.AlreadyExists, `"web"`, "holdpoint rm --force web")
 	m.Name, m.ImageBuildID = "api", "none"
 	f.fails(create(m, layer("l2", "m2")), errdefs.NotFound, "none", "image ls")
 	m.ImageBuildID = "build1"
