@@ -209,13 +209,25 @@ func (c *Capturer) measure(ctx context.Context, layer catalog.Layer, most int64)
 	return m, nil
 }
 
-// Sign records the digests of sealed layers that have none yet, so that a
-// checkpoint is proven against what its disk was, not what it has become. Of a
-// layer that cannot be read the error tells, after the others.
+// Sign records the digests of the disks' layers that checkpoints have and that
+// have none yet, so that a checkpoint is proven against what its disk was, not
+// what it has become. Other layers may be written to still, also sealed ones,
+// while nobody knows whether a run has switched to the one above. Of a layer that
+// cannot be read the error tells, after the others.
 func (c *Capturer) Sign(ctx context.Context) error {
+	list, err := c.cfg.Catalog.ListCheckpoints(ctx, "")
+	if err != nil {
+		return err
+	}
+	published := map[string]bool{}
+	for _, k := range list {
+		for _, id := range k.Layers {
+			published[id] = true
+		}
+	}
 	layers, err := c.cfg.Catalog.ListLayers(ctx)
 	for _, layer := range layers {
-		if layer.State != catalog.LayerSealed || layer.Digest != "" {
+		if !published[layer.ID] || layer.Digest != "" {
 			continue
 		}
 		m, failed := c.measure(ctx, layer, math.MaxInt64)

@@ -113,6 +113,9 @@ func load(ctx context.Context, cfg machine.RunConfig, client *qmp.Client) error 
 		return err
 	}
 	if err := client.Execute(ctx, "migrate-incoming", map[string]any{"uri": uri}, nil); err != nil {
+		if ctx.Err() != nil {
+			return err // which says nothing about the state
+		}
 		return loadError(cfg, err)
 	}
 	for {
