@@ -215,21 +215,8 @@ func (c *Capturer) measure(ctx context.Context, layer catalog.Layer, most int64)
 // while nobody knows whether a run has switched to the one above. Of a layer that
 // cannot be read the error tells, after the others.
 func (c *Capturer) Sign(ctx context.Context) error {
-	list, err := c.cfg.Catalog.ListCheckpoints(ctx, "")
-	if err != nil {
-		return err
-	}
-	published := map[string]bool{}
-	for _, k := range list {
-		for _, id := range k.Layers {
-			published[id] = true
-		}
-	}
-	layers, err := c.cfg.Catalog.ListLayers(ctx)
+	layers, err := c.cfg.Catalog.UnsignedLayers(ctx)
 	for _, layer := range layers {
-		if !published[layer.ID] || layer.Digest != "" {
-			continue
-		}
 		m, failed := c.measure(ctx, layer, math.MaxInt64)
 		if failed == nil {
 			failed = c.cfg.Catalog.MeasureLayers(ctx, m)

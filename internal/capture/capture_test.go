@@ -14,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/capture/capturetest"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/durable/durabletest"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -187,5 +188,28 @@ func TestCrashAtEveryStep(t *testing.T) {
 			}
 			return
 		}
+	}
+}
+
+// TestSign: what a checkpoint's disk was is recorded, and of no other layer: that
+// may be written to still.
+func TestSign(t *testing.T) {
+	w := capturetest.New(t)
+	if _, err := w.Capturer.Stopped(t.Context(), request(w)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Capturer.Sign(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	layers, err := w.Catalog.GetLayers(t.Context(), w.Chain()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, bytes, err := disk.Digest(t.Context(), w.Capturer.Path(layers[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if layers[0].Digest != want || layers[0].StoredBytes != bytes || layers[1].Digest != "" {
+		t.Errorf("recorded %+v, want %s of %d bytes, and nothing of the top", layers, want, bytes)
 	}
 }

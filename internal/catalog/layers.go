@@ -145,6 +145,11 @@ func (c *Catalog) GetLayers(ctx context.Context, ids ...string) ([]Layer, error)
 // not among them was never recorded, and no machine uses it.
 func (c *Catalog) ListLayers(ctx context.Context) ([]Layer, error) { return rows.Layers(ctx, c.db) }
 
+// UnsignedLayers gives the disk layers of checkpoints whose digests are not known.
+func (c *Catalog) UnsignedLayers(ctx context.Context) ([]Layer, error) {
+	return rows.Unsigned(ctx, c.db)
+}
+
 // UnreferencedLayers gives the layers that nothing needs, oldest first. Nothing
 // can come to need one again: remove its file, then call DeleteLayers.
 func (c *Catalog) UnreferencedLayers(ctx context.Context) ([]Layer, error) {

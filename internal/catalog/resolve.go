@@ -100,10 +100,10 @@ func (c *Catalog) ResolveCheckpoint(ctx context.Context, machineID, ref string) 
 		} else {
 			id, err = findCheckpoint(ctx, q, machineID, ref)
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			k, err = rows.GetCheckpoint(ctx, q, id)
 		}
-		if k, err = rows.GetCheckpoint(ctx, q, id); errdefs.Is(err, errdefs.NotFound) {
+		if errdefs.Is(err, errdefs.NotFound) {
 			err = rows.NoCheckpointOf(ctx, q, machineID, ref)
 		}
 		return err
@@ -116,14 +116,10 @@ func lastCheckpoint(ctx context.Context, q database.Querier, machineID string) (
 	if err != nil || id != "" {
 		return id, err
 	}
-	id, err = database.One(ctx, q, rows.NoCheckpoint(Last), database.Value[string], `SELECT id FROM checkpoints
+	return database.One(ctx, q, rows.NoCheckpoint(Last), database.Value[string], `SELECT id FROM checkpoints
 		WHERE machine_id IS NOT NULL AND (?1 = '' OR machine_id = ?1)
 		AND verification <> 'failed'
 		ORDER BY automatic, seq DESC LIMIT 1`, machineID)
-	if errdefs.Is(err, errdefs.NotFound) {
-		err = rows.NoCheckpointOf(ctx, q, machineID, Last)
-	}
-	return id, err
 }
 
 func findCheckpoint(ctx context.Context, q database.Querier, machineID, ref string) (string, error) {
@@ -141,7 +137,7 @@ func findCheckpoint(ctx context.Context, q database.Querier, machineID, ref stri
 			foreign = append(foreign, c)
 		}
 	}
-	found, err := reference.Choose("checkpoint", ref, own, func() error { return rows.NoCheckpointOf(ctx, q, machineID, ref) })
+	found, err := reference.Choose("checkpoint", ref, own, func() error { return rows.NoCheckpoint(ref) })
 	if len(own) > 0 || len(foreign) == 0 {
 		return found.ID, err
 	}

@@ -97,6 +97,12 @@ func Layers(ctx context.Context, q database.Querier) ([]Layer, error) {
 	return database.All(ctx, q, scanLayer, `SELECT `+layerColumns+` FROM layers l ORDER BY l.path`)
 }
 
+// Unsigned gives the disk layers of checkpoints whose digests are not known.
+func Unsigned(ctx context.Context, q database.Querier) ([]Layer, error) {
+	return database.All(ctx, q, scanLayer, `SELECT `+layerColumns+` FROM layers l
+		WHERE coalesce(l.digest, '') = '' AND l.id IN (SELECT layer_id FROM checkpoint_layers) ORDER BY l.created_at, l.id`)
+}
+
 // SealLayers records that layers are read-only for good.
 func SealLayers(t *database.Tx, ids ...string) error {
 	for _, id := range ids {
