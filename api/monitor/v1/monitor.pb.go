@@ -1012,7 +1012,7 @@ type CaptureResponse struct {
 	Platform []byte         `protobuf:"bytes,3,opt,name=platform,proto3" json:"platform,omitempty"`
 	Phases   *CapturePhases `protobuf:"bytes,4,opt,name=phases,proto3" json:"phases,omitempty"`
 	// Ids of the disk's layers now, lowest first.
-	Disk          []string `protobuf:"bytes,5,rep,name=disk,proto3" json:"disk,omitempty"`
+	Disk          []string `protobuf:"bytes,6,rep,name=disk,proto3" json:"disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1537,13 +1537,13 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x03dir\x18\x05 \x01(\tR\x03dir\x12'\n" +
 	"\x0fdeadline_millis\x18\x06 \x01(\x03R\x0edeadlineMillis\x12\x1f\n" +
 	"\vstay_paused\x18\a \x01(\bR\n" +
-	"stayPaused\"\xbf\x01\n" +
+	"stayPaused\"\xc5\x01\n" +
 	"\x0fCaptureResponse\x12#\n" +
 	"\rchanged_pages\x18\x01 \x01(\x03R\fchangedPages\x12\x1a\n" +
 	"\btracking\x18\x02 \x01(\tR\btracking\x12\x1a\n" +
 	"\bplatform\x18\x03 \x01(\fR\bplatform\x12;\n" +
 	"\x06phases\x18\x04 \x01(\v2#.holdpoint.monitor.v1.CapturePhasesR\x06phases\x12\x12\n" +
-	"\x04disk\x18\x05 \x03(\tR\x04disk\"\xba\x02\n" +
+	"\x04disk\x18\x06 \x03(\tR\x04diskJ\x04\b\x05\x10\x06\"\xba\x02\n" +
 	"\rCapturePhases\x12\x18\n" +
 	"\aprecopy\x18\x01 \x01(\x03R\aprecopy\x12\x16\n" +
 	"\x06rounds\x18\x02 \x01(\rR\x06rounds\x12\x1b\n" +
