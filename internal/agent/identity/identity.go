@@ -40,10 +40,9 @@ func Check(hostname, machineID string) error {
 // else than a file has the place of one, so that it names no other machine
 // either, no file is written, and misplaced says which.
 func WriteFiles(root, hostname, machineID string) (misplaced []string, err error) {
-	put := func(name string, content func() (string, error)) {
-		text, failed := content()
+	put := func(name, content string, failed error) {
 		if failed == nil {
-			failed = write(root, name, text)
+			failed = write(root, name, content)
 		}
 		switch {
 		case errors.Is(failed, syscall.EISDIR) || errors.Is(failed, syscall.ENOTDIR) || errors.Is(failed, syscall.EFBIG):
@@ -53,17 +52,15 @@ func WriteFiles(root, hostname, machineID string) (misplaced []string, err error
 		}
 	}
 	if machineID != "" {
-		put("etc/machine-id", func() (string, error) { return machineID + "\n", nil })
+		put("etc/machine-id", machineID+"\n", nil)
 	}
 	if hostname != "" {
-		put("etc/hostname", func() (string, error) { return hostname + "\n", nil })
-		put("etc/hosts", func() (string, error) {
-			old, err := read(filepath.Join(root, "etc/hosts"))
-			if err != nil && !os.IsNotExist(err) && !errors.Is(err, syscall.ELOOP) {
-				return "", err
-			}
-			return hosts(old, hostname), nil
-		})
+		put("etc/hostname", hostname+"\n", nil)
+		old, failed := read(filepath.Join(root, "etc/hosts"))
+		if os.IsNotExist(failed) || errors.Is(failed, syscall.ELOOP) {
+			failed = nil
+		}
+		put("etc/hosts", hosts(old, hostname), failed)
 	}
 	return misplaced, err
 }
