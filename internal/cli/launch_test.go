@@ -128,7 +128,11 @@ func TestHomeInMemory(t *testing.T) {
 		}
 		os.RemoveAll(dir)
 	})
-	if h, err := home.Open(dir); err != nil || h.Unfit() == "" {
+	h, err := home.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if why, _ := h.Unfit(); why == "" {
 		t.Skip("/dev/shm is not in memory here")
 	}
 	r := child(t, dir, "one", "ls")

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -119,7 +118,7 @@ func (d daemonAPI) Doctor(ctx context.Context, _ *connect.Request[holdpointv1.Do
 // homeCheck says whether the home's file system can hold it.
 func (d *Daemon) homeCheck() Check {
 	check := Check{Name: "home", State: "ok", Detail: d.cfg.Home.Dir()}
-	if why, fix, unfit := strings.Cut(d.cfg.Home.Unfit(), "; "); unfit {
+	if why, fix := d.cfg.Home.Unfit(); why != "" {
 		check.State, check.Detail, check.Fix = "degraded", why, fix
 	}
 	return check

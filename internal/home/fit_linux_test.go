@@ -28,9 +28,9 @@ func TestUnfit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		why := h.Unfit()
-		if (why != "") != (name != "") || !strings.Contains(why, name) || name != "" && !strings.Contains(why, "set HOLDPOINT_HOME to a folder on a disk") {
-			t.Errorf("%s: %q", where, why)
+		why, fix := h.Unfit()
+		if (why != "") != (name != "") || !strings.Contains(why, name) || name != "" && !strings.Contains(fix, "set HOLDPOINT_HOME to a folder on a disk") {
+			t.Errorf("%s: %q, %q", where, why, fix)
 		}
 	}
 }

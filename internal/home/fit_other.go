@@ -3,4 +3,4 @@
 package home
 
 // Unfit is for where daemons run.
-func (h *Home) Unfit() string { return "" }
+func (h *Home) Unfit() (why, fix string) { return "", "" }

@@ -93,8 +93,8 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	if why := cfg.Home.Unfit(); why != "" {
-		log.Warn(why)
+	if why, fix := cfg.Home.Unfit(); why != "" {
+		log.Warn(why + "; " + fix)
 	}
 	defer func() {
 		closing, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), closeTimeout, errors.New("they go on too long"))

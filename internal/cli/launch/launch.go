@@ -187,8 +187,8 @@ func (l *Launcher) start(ctx context.Context) error {
 		return err
 	}
 	l.cfg.Say(fmt.Sprintf("started the daemon (pid %d)", pid))
-	if why := l.cfg.Home.Unfit(); why != "" {
-		l.cfg.Say("warning: " + why)
+	if why, fix := l.cfg.Home.Unfit(); why != "" {
+		l.cfg.Say("warning: " + why + "; " + fix)
 	}
 	return nil
 }
