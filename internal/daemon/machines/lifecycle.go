@@ -12,6 +12,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
@@ -77,7 +78,11 @@ func (s *Service) on(ctx context.Context, requestID, verb string, options onMach
 		}
 		result, err := s.View.MachineResult(ctx, m.ID)
 		if err == nil && m.RemoveOnStop && result.GetMachine().GetState() == string(machine.Stopped) {
-			if err := s.drop(ctx, w, m); err != nil {
+			checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
+			if err == nil {
+				err = s.drop(ctx, w, m, checkpoints)
+			}
+			if err != nil {
 				w.Note("machine %s is not removed yet: %v", m.Name, err) // Reap tries again
 			}
 		}
@@ -178,7 +183,7 @@ func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.
 	if err != nil {
 		return nil, err
 	}
-	if err := s.drop(ctx, w, m); err != nil {
+	if err := s.drop(ctx, w, m, checkpoints); err != nil {
 		return nil, err
 	}
 	return &holdpointv1.OperationResult{Machine: was, RemovedCheckpoints: uint32(len(checkpoints))}, nil
@@ -187,11 +192,7 @@ func (s *Service) remove(ctx context.Context, w *operation.Work, r *holdpointv1.
 // drop ends a machine and removes it with its checkpoints. It keeps all others
 // from those first, so that it is not ended and then cannot be removed because
 // somebody makes a fork.
-func (s *Service) drop(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-	checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
-	if err != nil {
-		return err
-	}
+func (s *Service) drop(ctx context.Context, w *operation.Work, m catalog.Machine, checkpoints []checkpoint.Checkpoint) error {
 	s.StandAside(m.ID)
 	claims := make([]catalog.Claim, len(checkpoints))
 	for i, k := range checkpoints {
