@@ -12,6 +12,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 type runOptions struct {
@@ -26,9 +27,6 @@ type runOptions struct {
 	// suspendAfter is 0 for never.
 	suspendAfter time.Duration
 }
-
-// minSuspendAfter is the shortest idleness that the API takes.
-const minSuspendAfter = time.Second
 
 func newRun(a *app.App) *cobra.Command {
 	var o runOptions
@@ -73,8 +71,8 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 	if o.image == "" {
 		return errdefs.New(errdefs.Invalid, "run: which image? give --image; `holdpoint image ls` lists them, `holdpoint image build debian` makes one")
 	}
-	if o.suspendAfter != 0 && o.suspendAfter < minSuspendAfter {
-		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, minSuspendAfter)
+	if least := machine.MinSuspendAfter * time.Millisecond; o.suspendAfter != 0 && o.suspendAfter < least {
+		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, least)
 	}
 	spec := &holdpointv1.Spec{
 		Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, SuspendAfterMillis: o.suspendAfter.Milliseconds(),

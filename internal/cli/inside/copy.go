@@ -71,13 +71,12 @@ func runCopy(ctx context.Context, a *app.App, source, destination string) error 
 	if (from.machine == "") == (to.machine == "") {
 		return errdefs.New(errdefs.Invalid, "cp %s %s: exactly one of both must be MACHINE:PATH", source, destination)
 	}
-	for i, p := range []place{from, to} {
-		if p.machine == "" {
-			continue
-		}
-		if err := app.CheckUTF8("cp: the argument", []string{source, destination}[i]); err != nil {
-			return err
-		}
+	inGuest := source
+	if from.machine == "" {
+		inGuest = destination
+	}
+	if err := app.CheckUTF8("cp: the argument", inGuest); err != nil {
+		return err
 	}
 	if from.path == "" || to.path == "" {
 		return errdefs.New(errdefs.Invalid, "cp %s %s: a path is missing after the colon; . is the home folder there", source, destination)
