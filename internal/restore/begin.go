@@ -102,9 +102,9 @@ func (r *Restorer) prepare(ctx context.Context, w want) (_ *start, err error) {
 	return s, nil
 }
 
-// begin begins the run. One that fails may have had a damaged memory file: mended
-// says that it was so and is made anew the next time.
-func (r *Restorer) begin(ctx context.Context, w want, m catalog.Machine, s *start) (begun Begun, mended bool, err error) {
+// beginRun begins the run. One that fails may have had a damaged memory file:
+// mended says that it was so and is made anew the next time.
+func (r *Restorer) beginRun(ctx context.Context, w want, m catalog.Machine, s *start) (begun Begun, mended bool, err error) {
 	begun, err = w.destination.Begin(ctx, m, s.launch)
 	if err == nil || s.from != FromMemoryFile || ctx.Err() != nil {
 		return begun, false, err
@@ -122,10 +122,10 @@ func (r *Restorer) openMemory(ctx context.Context, w want, s *start) error {
 		return err
 	}
 	file, release, err := r.cfg.Memory.Open(ctx, w.target)
-	if errdefs.Is(err, errdefs.Storage) {
+	switch {
+	case errdefs.Is(err, errdefs.Storage):
 		return errdefs.New(errdefs.Storage, "checkpoint %s: %w; choose another checkpoint, or its disk alone: %s", label(w.target), err, w.restoreDisk)
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	s.from, s.release = FromMemoryFile, sync.OnceFunc(release)

@@ -242,7 +242,7 @@ func (a *attempt) begin(ctx context.Context) (Begun, error) {
 			return Begun{}, errors.Join(err, a.start.giveUp(ctx, a.want))
 		}
 		before := time.Since(a.began) - a.safetyTook
-		begun, mended, err := a.Restorer.begin(ctx, a.want, a.want.machine, a.start)
+		begun, mended, err := a.beginRun(ctx, a.want, a.want.machine, a.start)
 		if err == nil {
 			begun.Running, begun.Answer = begun.Running+before, begun.Answer+before
 			if begun.Note != "" {

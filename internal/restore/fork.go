@@ -118,7 +118,7 @@ func (r *Restorer) bear(ctx context.Context, w want, s *start) (Begun, error) {
 	if err != nil {
 		return Begun{}, errors.Join(err, s.giveUp(ctx, w), r.unmake(ctx, w))
 	}
-	begun, _, err := r.begin(ctx, w, m, s)
+	begun, _, err := r.beginRun(ctx, w, m, s)
 	if err != nil {
 		err = fmt.Errorf("begin machine %s from checkpoint %s: %w", m.Name, label(w.target), err)
 		return Begun{}, errors.Join(err, r.unmake(ctx, w))

@@ -145,7 +145,7 @@ func (r *Restorer) Resume(ctx context.Context, req ResumeRequest) (Begun, error)
 	if err := r.cfg.Catalog.BeginIncoming(ctx, m.ID, s.launch.RunID); err != nil {
 		return Begun{}, err
 	}
-	begun, _, err := r.begin(ctx, w, m, s)
+	begun, _, err := r.beginRun(ctx, w, m, s)
 	if err == nil {
 		err = req.Destination.Replace(ctx, m, s.launch.RunID)
 		if err == nil && begun.Note != "" {
