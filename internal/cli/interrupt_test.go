@@ -105,12 +105,11 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// A signal reaches the command in the machine; before the command has started
-// it ends the wait for it.
-func TestExecSignals(t *testing.T) {
-	begun := make(chan struct{})
-	_, dir := serve(t, func(f *fake) { f.guest.begun = begun })
-	cmd := command(t, dir, "exec", "web", "--", "trap")
+// speaking is a process of its own whose command in the machine has said something.
+func speaking(t *testing.T, dir string, args ...string) (cmd *exec.Cmd, stderr *strings.Builder) {
+	t.Helper()
+	cmd, stderr = command(t, dir, args...), &strings.Builder{}
+	cmd.Stderr = stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -121,6 +120,15 @@ func TestExecSignals(t *testing.T) {
 	if _, err := out.Read(make([]byte, 64)); err != nil {
 		t.Fatal(err)
 	}
+	return cmd, stderr
+}
+
+// A signal reaches the command in the machine; before the command has started
+// it ends the wait for it.
+func TestExecSignals(t *testing.T) {
+	begun := make(chan struct{})
+	_, dir := serve(t, func(f *fake) { f.guest.begun = begun })
+	cmd, _ := speaking(t, dir, "exec", "web", "--", "trap")
 	_ = cmd.Process.Signal(syscall.SIGUSR1) // it runs
 	_ = cmd.Wait()                          // its code is looked at
 	if code := cmd.ProcessState.ExitCode(); code != 20 {
@@ -151,19 +159,7 @@ func TestExecGivenUp(t *testing.T) {
 		{[]os.Signal{os.Interrupt, syscall.SIGTERM, os.Interrupt}, true},
 	} {
 		_, dir := serve(t)
-		cmd := command(t, dir, "exec", "web", "--", "hang")
-		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := out.Read(make([]byte, 64)); err != nil {
-			t.Fatal(err)
-		}
+		cmd, stderr := speaking(t, dir, "exec", "web", "--", "hang")
 		for _, s := range test.signals {
 			_ = cmd.Process.Signal(s)          // it runs
 			time.Sleep(100 * time.Millisecond) // that it is one of its own
@@ -209,19 +205,7 @@ func TestAttachLeaves(t *testing.T) {
 		{"trap", syscall.SIGQUIT, 13, false},
 	} {
 		_, dir := serve(t, func(f *fake) { f.commands = []*agentv1.Command{{Id: test.command, Detached: true}} })
-		cmd := command(t, dir, "attach", "web")
-		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := out.Read(make([]byte, 64)); err != nil {
-			t.Fatal(err)
-		}
+		cmd, stderr := speaking(t, dir, "attach", "web")
 		_ = cmd.Process.Signal(test.sig) // it runs
 		_ = cmd.Wait()                   // its code is looked at
 		code, left := cmd.ProcessState.ExitCode(), strings.Contains(stderr.String(), "left; the command goes on: `holdpoint attach web "+test.command+"`")
