@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime/debug"
 	"time"
@@ -126,11 +125,8 @@ type build struct {
 	manifest Manifest
 	progress func(Progress)
 
-	log *recipe.Log
-	// verified is what the build may say of its files for the first Check.
-	verified verified
-	// stage is the image's folder to be.
-	stage string
+	log   *recipe.Log
+	stage *stage
 }
 
 // run makes the folder step by step: the tree (from the cache, or by the
@@ -150,21 +146,18 @@ func (b *build) run(ctx context.Context) (Image, error) {
 	}
 	var stack undo.Stack
 	defer stack.Run()
-	b.stage = filepath.Join(b.cfg.ImagesDir, buildingPrefix+durable.NewID())
-	if err := b.cfg.FS.Mkdir(b.stage); err != nil {
+	if b.stage, err = newStage(b.cfg.FS, b.cfg.ImagesDir, b.manifest, &stack); err != nil {
 		return Image{}, err
 	}
-	// Clean-up is not for the caller to cancel; a leftover is Sweep's.
-	stack.Add(func() { _ = b.cfg.FS.RemoveAll(b.stage) })
 	if err := b.fill(ctx); err != nil {
 		return Image{}, err
 	}
-	dir := filepath.Join(b.cfg.ImagesDir, b.manifest.BuildID)
-	if err := b.cfg.FS.Rename(b.stage, dir); err != nil {
+	img, err := b.stage.publish(ctx)
+	if err != nil {
 		return Image{}, err
 	}
 	stack.Release()
-	return Image{Dir: dir, Manifest: b.manifest}, nil
+	return img, nil
 }
 
 func (b *build) report(phase string, done, total int64) {
@@ -200,66 +193,7 @@ func (b *build) fill(ctx context.Context) error {
 		return err
 	}
 	b.report("computing digests", 0, 0)
-	initramfs, err := encodeInitramfs(made.modules)
-	if err != nil {
-		return err
-	}
-	if err := b.cfg.FS.WriteFile(filepath.Join(b.stage, kernelFile), made.kernel, 0o400); err != nil {
-		return err
-	}
-	if err := b.cfg.FS.WriteFile(filepath.Join(b.stage, initramfsFile), initramfs, 0o400); err != nil {
-		return err
-	}
-	if err := b.seal(ctx, filepath.Join(b.stage, rootFile)); err != nil {
-		return err
-	}
-	b.manifest.Kernel = Asset{Size: int64(len(made.kernel)), SHA256: digestOf(made.kernel)}
-	b.manifest.Initramfs = Asset{Size: int64(len(initramfs)), SHA256: digestOf(initramfs)}
-	b.manifest.KernelVersion = made.version
-	b.manifest.CreatedAt = time.Now().UTC().Truncate(time.Second)
-	b.manifest.BuildID = b.manifest.buildID()
-	data, err := b.manifest.encode()
-	if err != nil {
-		return err
-	}
-	b.verified.BuildID = b.manifest.BuildID
-	Image{Dir: b.stage}.writeVerified(b.verified)
-	return b.cfg.FS.WriteFile(filepath.Join(b.stage, manifestFile), data, 0o400)
-}
-
-// seal makes the root disk sparse, read-only and durable, computes its digest,
-// and records how it looks, so that the first boot need not read it again.
-func (b *build) seal(ctx context.Context, path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
-	}
-	defer f.Close()
-	if err := digHoles(ctx, f); err != nil {
-		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
-	}
-	if err := b.cfg.FS.Chmod(path, 0o400); err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(settled + 10*time.Millisecond): // what only time makes true
-	}
-	begun := time.Now()
-	sum, err := diskDigest(ctx, f)
-	if err != nil {
-		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
-	}
-	b.manifest.Root = Asset{Size: b.cfg.DiskBytes, SHA256: sum}
-	seen, err := lookAt(f)
-	if err != nil {
-		return errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
-	}
-	if seen.settled(begun) {
-		b.verified = verified{Version: 1, Files: map[string]looks{rootFile: seen}}
-	}
-	return nil
+	return b.stage.fill(ctx, made.version, made.kernel, inOrder(made.modules))
 }
 
 // Requirements finds out what of what building and booting images wants is

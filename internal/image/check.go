@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image/sparse"
 )
 
 // settled is how old a file's last change must be for its times to tell it
@@ -116,7 +117,7 @@ func readAsset(ctx context.Context, f *os.File, a namedAsset, known verified, ch
 	begun = time.Now()
 	digest := fileDigest
 	if a.file == rootFile {
-		digest = diskDigest
+		digest = sparse.Digest
 	}
 	sum, err := digest(ctx, f)
 	if err != nil {

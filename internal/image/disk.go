@@ -29,7 +29,7 @@ import (
 // readable.
 //
 // The inode tables are written here (lazy_itable_init=0) and made holes by
-// digHoles: otherwise every guest would write those 128 MiB of zeros into its
+// sparse.DigHoles: otherwise every guest would write those 128 MiB of zeros into its
 // own disk soon after its first boot.
 const diskScript = `set -eu
 tar -C "$1" --numeric-owner --no-xattrs --exclude=./.holdpoint -xpf -
@@ -45,8 +45,8 @@ func (b *build) unpack(ctx context.Context) (found, error) {
 		return found{}, err
 	}
 	defer kept.Close()
-	tree, root := filepath.Join(b.stage, "tree"), filepath.Join(b.stage, rootFile)
-	for _, path := range []string{tree, root, filepath.Join(b.stage, "capabilities")} {
+	tree, root := filepath.Join(b.stage.dir, "tree"), filepath.Join(b.stage.dir, rootFile)
+	for _, path := range []string{tree, root, filepath.Join(b.stage.dir, "capabilities")} {
 		if err := b.cfg.FS.RemoveAll(path); err != nil {
 			return found{}, err
 		}
@@ -69,7 +69,7 @@ func (b *build) setCapabilities(ctx context.Context, root string, capabilities m
 	if len(capabilities) == 0 {
 		return nil
 	}
-	dir := filepath.Join(b.stage, "capabilities")
+	dir := filepath.Join(b.stage.dir, "capabilities")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return errdefs.New(errdefs.Storage, "set capabilities: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
+	"github.com/holdpoint/holdpoint/internal/image/sparse"
 )
 
 // entry is one file of a fake tree.
@@ -140,7 +141,7 @@ func testImage(t *testing.T) Image {
 		defer f.Close()
 		digest := fileDigest
 		if name == rootFile {
-			digest = diskDigest
+			digest = sparse.Digest
 		}
 		sum, err := digest(t.Context(), f)
 		if err != nil {
@@ -148,7 +149,7 @@ func testImage(t *testing.T) Image {
 		}
 		return Asset{Size: size, SHA256: sum}
 	}
-	initramfs, err := encodeInitramfs(map[string][]byte{"virtio": []byte("m")})
+	initramfs, err := encodeInitramfs([]module{{"virtio", []byte("m")}})
 	if err != nil {
 		t.Fatal(err)
 	}

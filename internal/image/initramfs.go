@@ -41,20 +41,34 @@ func bootModules() []string {
 // for the same thing.
 func moduleKey(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
+// module is a kernel module for the initramfs: an uncompressed file NAME.ko.
+type module struct {
+	name string
+	data []byte
+}
+
+// inOrder are the boot modules among those found, by moduleKey, in the order in
+// which they load; the others are built into the kernel, scanTree made sure.
+func inOrder(found map[string][]byte) []module {
+	var modules []module
+	for _, name := range bootModules() {
+		if data, ok := found[moduleKey(name)]; ok {
+			modules = append(modules, module{name, data})
+		}
+	}
+	return modules
+}
+
 // encodeInitramfs makes the image's part of the initramfs: below /holdpoint
 // the modules, and in /holdpoint/modules their absolute paths, one a line, in
 // the order in which they load. The archive is not compressed: of a few hundred
 // KiB that saves nothing, and a boot is no slower.
-func encodeInitramfs(modules map[string][]byte) ([]byte, error) {
+func encodeInitramfs(modules []module) ([]byte, error) {
 	records := []cpio.Record{cpio.Directory("holdpoint", 0o755)}
 	var order strings.Builder
-	for _, name := range bootModules() {
-		data, ok := modules[moduleKey(name)]
-		if !ok {
-			continue // built into the kernel; scanTree made sure
-		}
-		path := "holdpoint/" + name + ".ko"
-		records = append(records, cpio.StaticFile(path, string(data), 0o644))
+	for _, m := range modules {
+		path := "holdpoint/" + m.name + ".ko"
+		records = append(records, cpio.StaticFile(path, string(m.data), 0o644))
 		fmt.Fprintf(&order, "/%s\n", path)
 	}
 	records = append(records, cpio.StaticFile("holdpoint/modules", order.String(), 0o644))

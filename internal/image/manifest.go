@@ -45,7 +45,7 @@ type Manifest struct {
 	DiskBytes int64 `json:"disk_bytes"`
 	Kernel    Asset `json:"kernel"`
 	Initramfs Asset `json:"initramfs"`
-	// Root's digest is the disk digest, see diskDigest.
+	// Root's digest is the disk digest, see sparse.Digest.
 	Root Asset `json:"root"`
 }
 

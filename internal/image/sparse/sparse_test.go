@@ -1,4 +1,4 @@
-package image
+package sparse
 
 import (
 	"bytes"
@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -71,11 +73,11 @@ func TestDiskDigest(t *testing.T) {
 		f := openDisk(t, disk)
 		want := plainDigest(disk)
 		for _, state := range []string{"written", "dug"} {
-			got, err := diskDigest(t.Context(), f)
+			got, err := Digest(t.Context(), f)
 			if err != nil || got != want {
 				t.Errorf("%d bytes, %s: digest %s, %v; want %s", size, state, got, err, want)
 			}
-			if err := digHoles(t.Context(), f); err != nil {
+			if err := DigHoles(t.Context(), f); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -95,7 +97,7 @@ func TestDigHolesGivesSpaceBack(t *testing.T) {
 		t.Skipf("this file system reserves no space: %v", err)
 	}
 	before := blocks(t, f)
-	if err := digHoles(t.Context(), f); err != nil {
+	if err := DigHoles(t.Context(), f); err != nil {
 		t.Fatal(err)
 	}
 	if after := blocks(t, f); before < 16<<20/512 || after > 64 {
@@ -103,14 +105,50 @@ func TestDigHolesGivesSpaceBack(t *testing.T) {
 	}
 }
 
-func TestDigestsStopWhenCanceled(t *testing.T) {
+func TestDigestStopsWhenCanceled(t *testing.T) {
 	f := openDisk(t, bytes.Repeat([]byte{1}, 1<<20))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := diskDigest(ctx, f); err == nil {
-		t.Error("diskDigest went on")
+	if _, err := Digest(ctx, f); err == nil {
+		t.Error("Digest went on")
 	}
-	if _, err := fileDigest(ctx, f); err == nil {
-		t.Error("fileDigest went on")
+}
+
+// TestCopy: any range of a disk is copied byte for byte, and its holes too.
+func TestCopy(t *testing.T) {
+	disk := make([]byte, 8<<20+512)
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 20 {
+		disk[rng.IntN(len(disk))] = byte(rng.IntN(255) + 1)
+	}
+	from := openDisk(t, disk)
+	for _, r := range [][2]int{{0, len(disk)}, {17 * 512, 3 << 20}, {1 << 20, 0}, {8 << 20, 512}} {
+		to := openDisk(t, nil)
+		last := int64(-1)
+		err := Copy(t.Context(), to, from, int64(r[0]), int64(r[1]), func(done int64) {
+			if done <= last || done >= int64(r[1]) {
+				t.Errorf("%d of %d are done after %d", done, r[1], last)
+			}
+			last = done
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(to.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, disk[r[0]:r[0]+r[1]]) {
+			t.Errorf("the copy of %v differs", r)
+		}
+		if n := blocks(t, to); n > 21*digestBlock/512 {
+			t.Errorf("the copy of %v has %d blocks", r, n)
+		}
+	}
+	to := openDisk(t, nil)
+	for _, r := range [][2]int64{{1, int64(len(disk))}, {-1, 1}, {0, -1}, {1 << 62, 1 << 62}} {
+		if err := Copy(t.Context(), to, from, r[0], r[1], nil); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("a copy of %v: %v", r, err)
+		}
 	}
 }

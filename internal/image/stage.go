@@ -1,0 +1,121 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image/sparse"
+	"github.com/holdpoint/holdpoint/internal/undo"
+)
+
+// stage is an image's folder to be. Its life: newStage makes it; the root disk
+// is written into it; fill adds the rest and makes all read-only and durable;
+// publish renames it to the build id. Until then it goes with the undo stack.
+type stage struct {
+	files *durable.FS
+	dir   string
+	// manifest is completed by fill.
+	manifest Manifest
+}
+
+// newStage makes a stage in the images' folder, and puts its removal on stack:
+// that is not for a caller to cancel, and a leftover is Sweep's.
+func newStage(files *durable.FS, imagesDir string, m Manifest, stack *undo.Stack) (*stage, error) {
+	s := &stage{files: files, dir: filepath.Join(imagesDir, buildingPrefix+durable.NewID()), manifest: m}
+	if err := files.Mkdir(s.dir); err != nil {
+		return nil, err
+	}
+	stack.Add(func() { _ = files.RemoveAll(s.dir) })
+	return s, nil
+}
+
+// fill writes the kernel, the initramfs and the manifest beside the root disk.
+func (s *stage) fill(ctx context.Context, version string, kernel []byte, modules []module) error {
+	initramfs, err := encodeInitramfs(modules)
+	if err != nil {
+		return err
+	}
+	if err := s.files.WriteFile(filepath.Join(s.dir, kernelFile), kernel, 0o400); err != nil {
+		return err
+	}
+	if err := s.files.WriteFile(filepath.Join(s.dir, initramfsFile), initramfs, 0o400); err != nil {
+		return err
+	}
+	known, err := s.seal(ctx, filepath.Join(s.dir, rootFile))
+	if err != nil {
+		return err
+	}
+	s.manifest.Kernel = Asset{Size: int64(len(kernel)), SHA256: digestOf(kernel)}
+	s.manifest.Initramfs = Asset{Size: int64(len(initramfs)), SHA256: digestOf(initramfs)}
+	s.manifest.KernelVersion = version
+	s.manifest.CreatedAt = time.Now().UTC().Truncate(time.Second)
+	s.manifest.BuildID = s.manifest.buildID()
+	data, err := s.manifest.encode()
+	if err != nil {
+		return err
+	}
+	known.BuildID = s.manifest.BuildID
+	Image{Dir: s.dir}.writeVerified(known)
+	return s.files.WriteFile(filepath.Join(s.dir, manifestFile), data, 0o400)
+}
+
+// seal makes the root disk sparse, read-only and durable, computes its digest,
+// and returns how it looks, so that the first boot need not read it again.
+func (s *stage) seal(ctx context.Context, path string) (verified, error) {
+	failed := func(err error) (verified, error) {
+		return verified{}, errdefs.New(errdefs.Storage, "seal the root disk: %w", err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return failed(err)
+	}
+	defer f.Close()
+	if err := sparse.DigHoles(ctx, f); err != nil {
+		return failed(err)
+	}
+	if err := s.files.Chmod(path, 0o400); err != nil {
+		return verified{}, err
+	}
+	select {
+	case <-ctx.Done():
+		return verified{}, ctx.Err()
+	case <-time.After(settled + 10*time.Millisecond): // what only time makes true
+	}
+	begun := time.Now()
+	sum, err := sparse.Digest(ctx, f)
+	if err != nil {
+		return failed(err)
+	}
+	seen, err := lookAt(f)
+	if err != nil {
+		return failed(err)
+	}
+	s.manifest.Root, s.manifest.DiskBytes = Asset{Size: seen.Size, SHA256: sum}, seen.Size
+	if !seen.settled(begun) {
+		return verified{}, nil
+	}
+	return verified{Version: 1, Files: map[string]looks{rootFile: seen}}, nil
+}
+
+// publish makes the stage an image. One that is there already, as when a file
+// is imported twice, is the same and stays.
+func (s *stage) publish(ctx context.Context) (Image, error) {
+	img := Image{Dir: filepath.Join(filepath.Dir(s.dir), s.manifest.BuildID), Manifest: s.manifest}
+	if _, err := os.Lstat(img.Dir); !errors.Is(err, fs.ErrNotExist) {
+		there, err := Open(img.Dir)
+		if err == nil {
+			err = there.Check(ctx)
+		}
+		if err != nil {
+			return Image{}, err
+		}
+		return there, s.files.RemoveAll(s.dir)
+	}
+	return img, s.files.Rename(s.dir, img.Dir)
+}
