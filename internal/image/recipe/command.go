@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,31 @@ type Command struct {
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
+	// Limits, when set, are for a tool that reads what a stranger made. It has to
+	// be one process: the kernel ends it with ours, whatever ends that.
+	Limits *Limits
+}
+
+// Limits are those of one process, see setrlimit(2).
+type Limits struct {
+	// Memory is the address space, and File how long a file it may write, in
+	// bytes.
+	Memory, File int64
+	// CPU is its processor time, in whole seconds.
+	CPU time.Duration
+}
+
+// script sets the limits, if any, and becomes the tool. fakeroot and dpkg close
+// every descriptor there could be at each start: with a limit of a million that
+// takes longer than the work.
+func (l *Limits) script() string {
+	limits := "ulimit -n 1024; "
+	if l != nil {
+		// In KiB, 512 bytes and seconds (ulimit(1)).
+		limits += fmt.Sprintf("ulimit -c 0; ulimit -v %d && ulimit -f %d && ulimit -t %d || exit 125; ",
+			l.Memory>>10, (l.File+511)/512, int64(l.CPU/time.Second))
+	}
+	return limits + `exec "$@"`
 }
 
 // Run returns when the tool and everything it started have ended. When ctx
@@ -43,14 +69,18 @@ func (c Command) Run(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("run %s: %w", c.Args[0], err)
 	}
-	// fakeroot and dpkg close every descriptor there could be at each start:
-	// with a limit of a million that takes longer than the work.
-	args := append([]string{"-c", `ulimit -n 1024; exec "$@"`, "sh"}, c.Args...)
+	args := append([]string{"-c", c.Limits.script(), "sh"}, c.Args...)
 	cmd := exec.CommandContext(ctx, "/bin/sh", args...)
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = "/", c.Stdin, c.Stdout, c.Stderr
 	mark := markName + durable.NewID()
 	cmd.Env = slices.Concat(os.Environ(), []string{"PATH=" + searchPath, "LC_ALL=C.UTF-8", mark}, c.Env)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if c.Limits != nil {
+		// It is the thread's end that the kernel looks at.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+	}
 	cmd.Cancel = func() error {
 		err := unix.Kill(-cmd.Process.Pid, unix.SIGTERM)
 		endMarked(mark)
