@@ -193,7 +193,7 @@ func (b *build) fill(ctx context.Context) error {
 		return err
 	}
 	b.report("computing digests", 0, 0)
-	return b.stage.fill(ctx, made.version, made.kernel, inOrder(made.modules))
+	return b.stage.fill(ctx, made.version, made.kernel, made.inOrder())
 }
 
 // Requirements finds out what of what building and booting images wants is

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdpoint/holdpoint/internal/image/initramfs"
+	"github.com/holdpoint/holdpoint/internal/image/kernel"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
 	"github.com/holdpoint/holdpoint/internal/image/sparse"
 )
@@ -31,7 +33,7 @@ func bootable() []entry {
 		{name: "./.holdpoint/version", content: "6.1.0-test\n", mode: 0o600},
 		{name: "./usr/lib/modules/6.1.0-test/modules.builtin", content: "kernel/drivers/net/virtio_net.ko\n", mode: 0o644},
 	}
-	for _, name := range bootModules() {
+	for _, name := range kernel.BootModules() {
 		if name != "virtio_net" {
 			all = append(all, entry{name: "./usr/lib/modules/6.1.0-test/kernel/drivers/" + name + ".ko", content: "module " + name, mode: 0o644})
 		}
@@ -149,12 +151,12 @@ func testImage(t *testing.T) Image {
 		}
 		return Asset{Size: size, SHA256: sum}
 	}
-	initramfs, err := encodeInitramfs([]module{{"virtio", []byte("m")}})
+	archive, err := initramfs.Modules([]kernel.Module{{Name: "virtio", Data: []byte("m")}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.Kernel = write(kernelFile, "kernel", 6)
-	m.Initramfs = write(initramfsFile, string(initramfs), int64(len(initramfs)))
+	m.Initramfs = write(initramfsFile, string(archive), int64(len(archive)))
 	m.Root = write(rootFile, strings.Repeat("root", 1000), m.DiskBytes)
 	m.BuildID = m.buildID()
 	data, err := m.encode()

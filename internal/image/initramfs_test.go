@@ -10,6 +10,9 @@ import (
 
 	"github.com/u-root/u-root/pkg/cpio"
 
+	"github.com/holdpoint/holdpoint/internal/image/initramfs"
+	"github.com/holdpoint/holdpoint/internal/image/kernel"
+
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -46,18 +49,18 @@ func unpackAll(t *testing.T, data []byte) map[string]string {
 
 func TestInitramfsListsModulesInOrder(t *testing.T) {
 	modules := map[string][]byte{}
-	for _, name := range bootModules() {
+	for _, name := range kernel.BootModules() {
 		if name != "failover" { // as if built in
-			modules[moduleKey(name)] = []byte("module " + name)
+			modules[kernel.Key(name)] = []byte("module " + name)
 		}
 	}
-	data, err := encodeInitramfs(inOrder(modules))
+	data, err := initramfs.Modules(found{modules: modules}.inOrder())
 	if err != nil {
 		t.Fatal(err)
 	}
 	files := unpackAll(t, data)
 	var want []string
-	for _, name := range bootModules() {
+	for _, name := range kernel.BootModules() {
 		if name == "failover" {
 			continue
 		}
@@ -70,7 +73,7 @@ func TestInitramfsListsModulesInOrder(t *testing.T) {
 	if got := strings.Fields(files["holdpoint/modules"]); strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Errorf("modules %v, want %v", got, want)
 	}
-	again, err := encodeInitramfs(inOrder(modules))
+	again, err := initramfs.Modules(found{modules: modules}.inOrder())
 	if err != nil || !bytes.Equal(data, again) {
 		t.Errorf("the same modules gave another archive (%v)", err)
 	}

@@ -2,8 +2,6 @@ package image
 
 import (
 	"archive/tar"
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,22 +10,18 @@ import (
 	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image/kernel"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
 )
 
-// Limits on what is taken out of a tree, in bytes: several times what Debian's
-// kernels have.
-const (
-	maxKernel = 64 << 20
-	maxModule = 4 << 20
-	maxText   = 1 << 20
-)
+// maxText is the longest text that is taken out of a tree, in bytes.
+const maxText = 1 << 20
 
 // found is what a build takes out of a tree besides the root disk.
 type found struct {
 	version string
 	kernel  []byte
-	// modules are those of bootModules that are not built in, by moduleKey.
+	// modules are those of kernel.BootModules that are not built in, by kernel.Key.
 	modules map[string][]byte
 	// capabilities are what files have of them, as security.capability, by
 	// absolute path (capabilities(7)).
@@ -47,8 +41,8 @@ func scanTree(tree io.Reader) (found, error) {
 	f := found{modules: map[string][]byte{}, capabilities: map[string]string{}}
 	var builtin []byte
 	wanted := map[string]bool{}
-	for _, name := range bootModules() {
-		wanted[moduleKey(name)] = true
+	for _, name := range kernel.BootModules() {
+		wanted[kernel.Key(name)] = true
 	}
 	r := tar.NewReader(tree)
 	for {
@@ -73,7 +67,7 @@ func scanTree(tree io.Reader) (found, error) {
 		module, isModule := strings.CutSuffix(base, ".ko")
 		switch {
 		case name == recipe.Extra+"/kernel":
-			f.kernel, err = readLimited(r, header, maxKernel)
+			f.kernel, err = readLimited(r, header, kernel.MaxKernel)
 		case name == recipe.Extra+"/version":
 			var text []byte
 			text, err = readLimited(r, header, maxText)
@@ -81,8 +75,8 @@ func scanTree(tree io.Reader) (found, error) {
 		case !strings.HasPrefix(name, "usr/lib/modules/"):
 		case base == "modules.builtin":
 			builtin, err = readLimited(r, header, maxText)
-		case isModule && wanted[moduleKey(module)]:
-			f.modules[moduleKey(module)], err = readLimited(r, header, maxModule)
+		case isModule && wanted[kernel.Key(module)]:
+			f.modules[kernel.Key(module)], err = readLimited(r, header, kernel.MaxModule)
 		}
 		if err != nil {
 			return found{}, err
@@ -111,13 +105,9 @@ func (f found) check(builtin []byte) error {
 	if len(f.kernel) == 0 || f.version == "" {
 		return errdefs.New(errdefs.Invalid, "read the tree: it has no kernel")
 	}
-	var inKernel []string
-	scanner := bufio.NewScanner(bytes.NewReader(builtin))
-	for scanner.Scan() {
-		inKernel = append(inKernel, moduleKey(strings.TrimSuffix(path.Base(scanner.Text()), ".ko")))
-	}
-	for _, name := range bootModules() {
-		key := moduleKey(name)
+	inKernel := kernel.Builtin(builtin)
+	for _, name := range kernel.BootModules() {
+		key := kernel.Key(name)
 		if _, ok := f.modules[key]; ok || slices.Contains(inKernel, key) || optional(name) {
 			continue
 		}
@@ -133,4 +123,16 @@ func optional(name string) bool {
 	return slices.Contains([]string{
 		"virtio_pci_legacy_dev", "virtio_pci_modern_dev", "failover", "net_failover", "inet_diag", "tcp_diag",
 	}, name)
+}
+
+// inOrder are the boot modules of the tree in the order in which they load; the
+// others are built into its kernel, check made sure.
+func (f found) inOrder() []kernel.Module {
+	var modules []kernel.Module
+	for _, name := range kernel.BootModules() {
+		if data, ok := f.modules[kernel.Key(name)]; ok {
+			modules = append(modules, kernel.Module{Name: name, Data: data})
+		}
+	}
+	return modules
 }

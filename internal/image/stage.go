@@ -10,6 +10,8 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image/initramfs"
+	"github.com/holdpoint/holdpoint/internal/image/kernel"
 	"github.com/holdpoint/holdpoint/internal/image/sparse"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
@@ -36,23 +38,23 @@ func newStage(files *durable.FS, imagesDir string, m Manifest, stack *undo.Stack
 }
 
 // fill writes the kernel, the initramfs and the manifest beside the root disk.
-func (s *stage) fill(ctx context.Context, version string, kernel []byte, modules []module) error {
-	initramfs, err := encodeInitramfs(modules)
+func (s *stage) fill(ctx context.Context, version string, vmlinuz []byte, modules []kernel.Module) error {
+	archive, err := initramfs.Modules(modules)
 	if err != nil {
 		return err
 	}
-	if err := s.files.WriteFile(filepath.Join(s.dir, kernelFile), kernel, 0o400); err != nil {
+	if err := s.files.WriteFile(filepath.Join(s.dir, kernelFile), vmlinuz, 0o400); err != nil {
 		return err
 	}
-	if err := s.files.WriteFile(filepath.Join(s.dir, initramfsFile), initramfs, 0o400); err != nil {
+	if err := s.files.WriteFile(filepath.Join(s.dir, initramfsFile), archive, 0o400); err != nil {
 		return err
 	}
 	known, err := s.seal(ctx, filepath.Join(s.dir, rootFile))
 	if err != nil {
 		return err
 	}
-	s.manifest.Kernel = Asset{Size: int64(len(kernel)), SHA256: digestOf(kernel)}
-	s.manifest.Initramfs = Asset{Size: int64(len(initramfs)), SHA256: digestOf(initramfs)}
+	s.manifest.Kernel = Asset{Size: int64(len(vmlinuz)), SHA256: digestOf(vmlinuz)}
+	s.manifest.Initramfs = Asset{Size: int64(len(archive)), SHA256: digestOf(archive)}
 	s.manifest.KernelVersion = version
 	s.manifest.CreatedAt = time.Now().UTC().Truncate(time.Second)
 	s.manifest.BuildID = s.manifest.buildID()

@@ -123,8 +123,8 @@ func endMarked(mark string) {
 	}
 }
 
-// findTool returns the path of a tool on searchPath.
-func findTool(name string) (string, error) {
+// FindTool returns the path of a tool on searchPath.
+func FindTool(name string) (string, error) {
 	for _, dir := range filepath.SplitList(searchPath) {
 		path := filepath.Join(dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {

@@ -92,7 +92,7 @@ func tools(name, packages string, files ...string) Requirement {
 	r := Requirement{Name: name, OK: true}
 	paths := make([]string, 0, len(files))
 	for _, file := range files {
-		found, err := findTool(file)
+		found, err := FindTool(file)
 		if err != nil {
 			r.packages = strings.Fields(packages)
 			r.OK, r.Detail, r.Fix = false, file+" is missing", "run: "+install(r.packages)
