@@ -69,6 +69,10 @@ func (s *fakeImages) Build(_ context.Context, r *connect.Request[holdpointv1.Bui
 	return s.f.operation(r.Msg, "image build", "", &holdpointv1.OperationResult{Image: image(), Notes: []string{"built without KVM"}})
 }
 
+func (s *fakeImages) Import(_ context.Context, r *connect.Request[holdpointv1.ImportImageRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	return s.f.operation(r.Msg, "image import", "", &holdpointv1.OperationResult{Image: image(), Notes: []string{"its journal was replayed"}})
+}
+
 func (s *fakeImages) List(context.Context, *connect.Request[holdpointv1.ListImagesRequest]) (*connect.Response[holdpointv1.ListImagesResponse], error) {
 	return connect.NewResponse(&holdpointv1.ListImagesResponse{Images: []*holdpointv1.Image{image()}}), nil
 }

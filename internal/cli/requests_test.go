@@ -41,6 +41,13 @@ func TestRequests(t *testing.T) {
 				RequestId: "r", Recipe: "debian", Name: "web", Packages: []string{"redis", "vim", "jq"}, Script: "echo hi\n", DiskBytes: 4 << 30,
 			},
 		},
+		{
+			"image import /a/disk.qcow2 --name cloud --kernel /a/../k --initrd /i --sha256 0a --partition 3",
+			&holdpointv1.ImportImageRequest{
+				RequestId: "r", Path: "/a/disk.qcow2", Name: "cloud", Kernel: "/k", Initrd: "/i", Sha256: "0a", Partition: 3,
+			},
+		},
+		{"image import /a/disk.raw --name cloud", &holdpointv1.ImportImageRequest{RequestId: "r", Path: "/a/disk.raw", Name: "cloud"}},
 		{"image rm debian", &holdpointv1.RemoveImageRequest{RequestId: "r", Image: "debian"}},
 		{"run --image debian", &holdpointv1.RunMachineRequest{RequestId: "r", Image: "debian", Spec: spec(func(*holdpointv1.Spec) {})}},
 		{

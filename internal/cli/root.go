@@ -82,7 +82,7 @@ that what an agent did can be undone.`,
 func addVerbs(a *app.App, root *cobra.Command) {
 	root.AddCommand(
 		a.Group("image", "Images that machines start from",
-			newImageBuild(a), newImageList(a), newImageInspect(a), newImageRemove(a)),
+			newImageBuild(a), newImageImport(a), newImageList(a), newImageInspect(a), newImageRemove(a)),
 		newRun(a), newList(a), newInspect(a),
 		inside.NewExec(a), inside.NewShell(a), inside.NewAttach(a), inside.NewCopy(a), inside.NewLogs(a),
 		newStop(a), newStart(a), newPause(a), newResume(a), newSuspend(a), newRemove(a),

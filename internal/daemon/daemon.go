@@ -51,6 +51,8 @@ type Host interface {
 	keeper.Booter
 	// BuildImage builds an image; see image.Build.
 	BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error)
+	// ImportImage makes an image of a disk; see image.Import.
+	ImportImage(ctx context.Context, cfg image.ImportConfig, progress func(image.Progress)) (image.Image, []string, error)
 	// Checks says what of the host works.
 	Checks(ctx context.Context) []Check
 }

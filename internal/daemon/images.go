@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"connectrpc.com/connect"
 
@@ -38,22 +39,48 @@ func (d imageAPI) Build(ctx context.Context, req *connect.Request[holdpointv1.Bu
 	return d.desk.Begin(ctx, r.GetRequestId(), "image build", r, admission.BuildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 		cfg := d.buildConfig()
 		cfg.Recipe, cfg.Packages, cfg.Script, cfg.DiskBytes = r.GetRecipe(), r.GetPackages(), r.GetScript(), r.GetDiskBytes()
-		phase := ""
-		built, err := d.cfg.Host.BuildImage(ctx, cfg, func(p image.Progress) {
-			if p.Phase != phase {
-				phase = p.Phase
-				w.Say(phase)
-			}
-			w.Progress(p.Done, p.Total)
-		})
+		built, err := d.cfg.Host.BuildImage(ctx, cfg, progressOf(w))
 		if err != nil {
 			return nil, err
 		}
-		return d.recordImage(ctx, built, name)
+		return d.recordImage(ctx, built, name, "built from the recipe "+built.Recipe)
 	})
 }
 
-func (d imageAPI) recordImage(ctx context.Context, built image.Image, name string) (*holdpointv1.OperationResult, error) {
+// progressOf shows an image's progress as that of its operation.
+func progressOf(w *operation.Work) func(image.Progress) {
+	phase := ""
+	return func(p image.Progress) {
+		if p.Phase != phase {
+			phase = p.Phase
+			w.Say(phase)
+		}
+		w.Progress(p.Done, p.Total)
+	}
+}
+
+// Import makes an image of a disk that somebody else made.
+func (d imageAPI) Import(ctx context.Context, req *connect.Request[holdpointv1.ImportImageRequest]) (*connect.Response[holdpointv1.Operation], error) {
+	r := req.Msg
+	if err := machine.CheckName("image", r.GetName()); err != nil {
+		return nil, wire.Encode(err)
+	}
+	return d.desk.Begin(ctx, r.GetRequestId(), "image import", r, admission.BuildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		made, notes, err := d.cfg.Host.ImportImage(ctx, image.ImportConfig{
+			FS: d.cfg.Files, ImagesDir: d.cfg.Home.Images(), Path: r.GetPath(), Kernel: r.GetKernel(), Initrd: r.GetInitrd(),
+			SHA256: r.GetSha256(), Partition: int(r.GetPartition()),
+		}, progressOf(w))
+		if err != nil {
+			return nil, err
+		}
+		for _, note := range notes {
+			w.Note("%s", note)
+		}
+		return d.recordImage(ctx, made, r.GetName(), "imported from "+filepath.Base(r.GetPath()))
+	})
+}
+
+func (d imageAPI) recordImage(ctx context.Context, built image.Image, name, description string) (*holdpointv1.OperationResult, error) {
 	stored, err := built.StoredBytes()
 	if err != nil {
 		return nil, err
@@ -61,7 +88,7 @@ func (d imageAPI) recordImage(ctx context.Context, built image.Image, name strin
 	err = d.catalog.PutImage(ctx, catalog.Image{
 		BuildID: built.BuildID, Name: name, Architecture: built.Architecture, KernelVersion: built.KernelVersion,
 		DiskBytes: built.DiskBytes, StoredBytes: stored, Packages: built.Packages, CreatedAt: built.CreatedAt,
-		Description: "built from the recipe " + built.Recipe,
+		Description: description,
 	})
 	if err != nil {
 		return nil, err

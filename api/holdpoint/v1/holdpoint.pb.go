@@ -2334,6 +2334,106 @@ func (x *BuildImageRequest) GetDiskBytes() int64 {
 	return 0
 }
 
+// Files are on the daemon's host, by their absolute path.
+type ImportImageRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Name of the image.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// A raw or qcow2 disk: one ext4 file system, or a GUID partition table with
+	// the root on one.
+	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// A kernel (bzImage); empty for the disk's own. initrd has its modules; empty
+	// when the disk does, or when it needs none.
+	Kernel string `protobuf:"bytes,4,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Initrd string `protobuf:"bytes,5,opt,name=initrd,proto3" json:"initrd,omitempty"`
+	// sha256 of the file at path, 64 hexadecimal digits; empty if not known.
+	Sha256 string `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Number of the root's partition; 0 to find it.
+	Partition     uint32 `protobuf:"varint,7,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportImageRequest) Reset() {
+	*x = ImportImageRequest{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportImageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportImageRequest) ProtoMessage() {}
+
+func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
+func (*ImportImageRequest) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ImportImageRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetKernel() string {
+	if x != nil {
+		return x.Kernel
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetInitrd() string {
+	if x != nil {
+		return x.Initrd
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type ListImagesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2342,7 +2442,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2454,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2467,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{23}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{24}
 }
 
 type ListImagesResponse struct {
@@ -2379,7 +2479,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2391,7 +2491,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2404,7 +2504,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{24}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2423,7 +2523,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +2535,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +2548,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{25}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -2468,7 +2568,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2480,7 +2580,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2493,7 +2593,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{26}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RemoveImageRequest) GetRequestId() string {
@@ -2526,7 +2626,7 @@ type RunMachineRequest struct {
 
 func (x *RunMachineRequest) Reset() {
 	*x = RunMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2638,7 @@ func (x *RunMachineRequest) String() string {
 func (*RunMachineRequest) ProtoMessage() {}
 
 func (x *RunMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2651,7 @@ func (x *RunMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunMachineRequest.ProtoReflect.Descriptor instead.
 func (*RunMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{27}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RunMachineRequest) GetRequestId() string {
@@ -2599,7 +2699,7 @@ type SuspendMachineRequest struct {
 
 func (x *SuspendMachineRequest) Reset() {
 	*x = SuspendMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2711,7 @@ func (x *SuspendMachineRequest) String() string {
 func (*SuspendMachineRequest) ProtoMessage() {}
 
 func (x *SuspendMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2724,7 @@ func (x *SuspendMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendMachineRequest.ProtoReflect.Descriptor instead.
 func (*SuspendMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{28}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SuspendMachineRequest) GetRequestId() string {
@@ -2662,7 +2762,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2774,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2787,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{29}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForkRequest) GetRequestId() string {
@@ -2747,7 +2847,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +2859,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +2872,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{30}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{31}
 }
 
 type ListMachinesResponse struct {
@@ -2784,7 +2884,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2896,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2909,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{31}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -2828,7 +2928,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +2940,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +2953,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{32}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetMachineRequest) GetMachine() string {
@@ -2873,7 +2973,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +2985,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +2998,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{33}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StartMachineRequest) GetRequestId() string {
@@ -2929,7 +3029,7 @@ type StopMachineRequest struct {
 
 func (x *StopMachineRequest) Reset() {
 	*x = StopMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3041,7 @@ func (x *StopMachineRequest) String() string {
 func (*StopMachineRequest) ProtoMessage() {}
 
 func (x *StopMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3054,7 @@ func (x *StopMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopMachineRequest.ProtoReflect.Descriptor instead.
 func (*StopMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{34}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StopMachineRequest) GetRequestId() string {
@@ -2995,7 +3095,7 @@ type PauseMachineRequest struct {
 
 func (x *PauseMachineRequest) Reset() {
 	*x = PauseMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3007,7 +3107,7 @@ func (x *PauseMachineRequest) String() string {
 func (*PauseMachineRequest) ProtoMessage() {}
 
 func (x *PauseMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3020,7 +3120,7 @@ func (x *PauseMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseMachineRequest.ProtoReflect.Descriptor instead.
 func (*PauseMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{35}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PauseMachineRequest) GetRequestId() string {
@@ -3047,7 +3147,7 @@ type ResumeMachineRequest struct {
 
 func (x *ResumeMachineRequest) Reset() {
 	*x = ResumeMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3159,7 @@ func (x *ResumeMachineRequest) String() string {
 func (*ResumeMachineRequest) ProtoMessage() {}
 
 func (x *ResumeMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3172,7 @@ func (x *ResumeMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeMachineRequest.ProtoReflect.Descriptor instead.
 func (*ResumeMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{36}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResumeMachineRequest) GetRequestId() string {
@@ -3101,7 +3201,7 @@ type RemoveMachineRequest struct {
 
 func (x *RemoveMachineRequest) Reset() {
 	*x = RemoveMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3213,7 @@ func (x *RemoveMachineRequest) String() string {
 func (*RemoveMachineRequest) ProtoMessage() {}
 
 func (x *RemoveMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3226,7 @@ func (x *RemoveMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMachineRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{37}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveMachineRequest) GetRequestId() string {
@@ -3170,7 +3270,7 @@ type RestoreMachineRequest struct {
 
 func (x *RestoreMachineRequest) Reset() {
 	*x = RestoreMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +3282,7 @@ func (x *RestoreMachineRequest) String() string {
 func (*RestoreMachineRequest) ProtoMessage() {}
 
 func (x *RestoreMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +3295,7 @@ func (x *RestoreMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMachineRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{38}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RestoreMachineRequest) GetRequestId() string {
@@ -3266,7 +3366,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3378,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3391,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{39}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GuestExecRequest) GetMachine() string {
@@ -3326,7 +3426,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3438,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3451,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{40}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GuestExecResponse) GetMessage() *v1.ExecResponse {
@@ -3379,7 +3479,7 @@ type ListGuestCommandsRequest struct {
 
 func (x *ListGuestCommandsRequest) Reset() {
 	*x = ListGuestCommandsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3491,7 @@ func (x *ListGuestCommandsRequest) String() string {
 func (*ListGuestCommandsRequest) ProtoMessage() {}
 
 func (x *ListGuestCommandsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3504,7 @@ func (x *ListGuestCommandsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestCommandsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestCommandsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{41}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListGuestCommandsRequest) GetMachine() string {
@@ -3432,7 +3532,7 @@ type GuestUploadRequest struct {
 
 func (x *GuestUploadRequest) Reset() {
 	*x = GuestUploadRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3544,7 @@ func (x *GuestUploadRequest) String() string {
 func (*GuestUploadRequest) ProtoMessage() {}
 
 func (x *GuestUploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3557,7 @@ func (x *GuestUploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUploadRequest.ProtoReflect.Descriptor instead.
 func (*GuestUploadRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{42}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GuestUploadRequest) GetMachine() string {
@@ -3484,7 +3584,7 @@ type GuestDownloadRequest struct {
 
 func (x *GuestDownloadRequest) Reset() {
 	*x = GuestDownloadRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +3596,7 @@ func (x *GuestDownloadRequest) String() string {
 func (*GuestDownloadRequest) ProtoMessage() {}
 
 func (x *GuestDownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +3609,7 @@ func (x *GuestDownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDownloadRequest.ProtoReflect.Descriptor instead.
 func (*GuestDownloadRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{43}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GuestDownloadRequest) GetMachine() string {
@@ -3537,7 +3637,7 @@ type GuestDialRequest struct {
 
 func (x *GuestDialRequest) Reset() {
 	*x = GuestDialRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3549,7 +3649,7 @@ func (x *GuestDialRequest) String() string {
 func (*GuestDialRequest) ProtoMessage() {}
 
 func (x *GuestDialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3562,7 +3662,7 @@ func (x *GuestDialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDialRequest.ProtoReflect.Descriptor instead.
 func (*GuestDialRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{44}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GuestDialRequest) GetMachine() string {
@@ -3588,7 +3688,7 @@ type GuestDialResponse struct {
 
 func (x *GuestDialResponse) Reset() {
 	*x = GuestDialResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3700,7 @@ func (x *GuestDialResponse) String() string {
 func (*GuestDialResponse) ProtoMessage() {}
 
 func (x *GuestDialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3713,7 @@ func (x *GuestDialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDialResponse.ProtoReflect.Descriptor instead.
 func (*GuestDialResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{45}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GuestDialResponse) GetMessage() *v1.DialResponse {
@@ -3632,7 +3732,7 @@ type GuestFactsRequest struct {
 
 func (x *GuestFactsRequest) Reset() {
 	*x = GuestFactsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3744,7 @@ func (x *GuestFactsRequest) String() string {
 func (*GuestFactsRequest) ProtoMessage() {}
 
 func (x *GuestFactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3757,7 @@ func (x *GuestFactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFactsRequest.ProtoReflect.Descriptor instead.
 func (*GuestFactsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{46}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GuestFactsRequest) GetMachine() string {
@@ -3679,7 +3779,7 @@ type GuestLogsRequest struct {
 
 func (x *GuestLogsRequest) Reset() {
 	*x = GuestLogsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +3791,7 @@ func (x *GuestLogsRequest) String() string {
 func (*GuestLogsRequest) ProtoMessage() {}
 
 func (x *GuestLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +3804,7 @@ func (x *GuestLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLogsRequest.ProtoReflect.Descriptor instead.
 func (*GuestLogsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{47}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GuestLogsRequest) GetMachine() string {
@@ -3739,7 +3839,7 @@ type GuestLogsResponse struct {
 
 func (x *GuestLogsResponse) Reset() {
 	*x = GuestLogsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +3851,7 @@ func (x *GuestLogsResponse) String() string {
 func (*GuestLogsResponse) ProtoMessage() {}
 
 func (x *GuestLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +3864,7 @@ func (x *GuestLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLogsResponse.ProtoReflect.Descriptor instead.
 func (*GuestLogsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{48}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GuestLogsResponse) GetData() []byte {
@@ -3801,7 +3901,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +3913,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +3926,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{49}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreateCheckpointRequest) GetRequestId() string {
@@ -3895,7 +3995,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3907,7 +4007,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3920,7 +4020,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{50}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListCheckpointsRequest) GetMachine() string {
@@ -3939,7 +4039,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +4051,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +4064,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{51}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -3985,7 +4085,7 @@ type GetCheckpointRequest struct {
 
 func (x *GetCheckpointRequest) Reset() {
 	*x = GetCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3997,7 +4097,7 @@ func (x *GetCheckpointRequest) String() string {
 func (*GetCheckpointRequest) ProtoMessage() {}
 
 func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4010,7 +4110,7 @@ func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{52}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetCheckpointRequest) GetCheckpoint() string {
@@ -4038,7 +4138,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4050,7 +4150,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4063,7 +4163,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{53}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemoveCheckpointRequest) GetRequestId() string {
@@ -4098,7 +4198,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4210,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4223,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{54}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VerifyCheckpointRequest) GetRequestId() string {
@@ -4160,7 +4260,7 @@ type SetPoolRequest struct {
 
 func (x *SetPoolRequest) Reset() {
 	*x = SetPoolRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4272,7 @@ func (x *SetPoolRequest) String() string {
 func (*SetPoolRequest) ProtoMessage() {}
 
 func (x *SetPoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4285,7 @@ func (x *SetPoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPoolRequest.ProtoReflect.Descriptor instead.
 func (*SetPoolRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{55}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetPoolRequest) GetRequestId() string {
@@ -4229,7 +4329,7 @@ type ExposeRequest struct {
 
 func (x *ExposeRequest) Reset() {
 	*x = ExposeRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4241,7 +4341,7 @@ func (x *ExposeRequest) String() string {
 func (*ExposeRequest) ProtoMessage() {}
 
 func (x *ExposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4254,7 +4354,7 @@ func (x *ExposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExposeRequest.ProtoReflect.Descriptor instead.
 func (*ExposeRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{56}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExposeRequest) GetRequestId() string {
@@ -4295,7 +4395,7 @@ type UnexposeRequest struct {
 
 func (x *UnexposeRequest) Reset() {
 	*x = UnexposeRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4307,7 +4407,7 @@ func (x *UnexposeRequest) String() string {
 func (*UnexposeRequest) ProtoMessage() {}
 
 func (x *UnexposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4420,7 @@ func (x *UnexposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnexposeRequest.ProtoReflect.Descriptor instead.
 func (*UnexposeRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{57}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *UnexposeRequest) GetRequestId() string {
@@ -4347,7 +4447,7 @@ type ListRoutesRequest struct {
 
 func (x *ListRoutesRequest) Reset() {
 	*x = ListRoutesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4359,7 +4459,7 @@ func (x *ListRoutesRequest) String() string {
 func (*ListRoutesRequest) ProtoMessage() {}
 
 func (x *ListRoutesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4372,7 +4472,7 @@ func (x *ListRoutesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutesRequest.ProtoReflect.Descriptor instead.
 func (*ListRoutesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{58}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListRoutesRequest) GetMachine() string {
@@ -4391,7 +4491,7 @@ type ListRoutesResponse struct {
 
 func (x *ListRoutesResponse) Reset() {
 	*x = ListRoutesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4403,7 +4503,7 @@ func (x *ListRoutesResponse) String() string {
 func (*ListRoutesResponse) ProtoMessage() {}
 
 func (x *ListRoutesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4416,7 +4516,7 @@ func (x *ListRoutesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutesResponse.ProtoReflect.Descriptor instead.
 func (*ListRoutesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{59}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListRoutesResponse) GetRoutes() []*Route {
@@ -4437,7 +4537,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4449,7 +4549,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4462,7 +4562,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{60}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListOperationsRequest) GetMachine() string {
@@ -4488,7 +4588,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4500,7 +4600,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4513,7 +4613,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{61}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -4532,7 +4632,7 @@ type GetOperationRequest struct {
 
 func (x *GetOperationRequest) Reset() {
 	*x = GetOperationRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4544,7 +4644,7 @@ func (x *GetOperationRequest) String() string {
 func (*GetOperationRequest) ProtoMessage() {}
 
 func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4557,7 +4657,7 @@ func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationRequest.ProtoReflect.Descriptor instead.
 func (*GetOperationRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{62}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetOperationRequest) GetOperation() string {
@@ -4810,7 +4910,16 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\bpackages\x18\x04 \x03(\tR\bpackages\x12\x16\n" +
 	"\x06script\x18\x05 \x01(\tR\x06script\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x06 \x01(\x03R\tdiskBytes\"\x13\n" +
+	"disk_bytes\x18\x06 \x01(\x03R\tdiskBytes\"\xc1\x01\n" +
+	"\x12ImportImageRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x16\n" +
+	"\x06kernel\x18\x04 \x01(\tR\x06kernel\x12\x16\n" +
+	"\x06initrd\x18\x05 \x01(\tR\x06initrd\x12\x16\n" +
+	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1c\n" +
+	"\tpartition\x18\a \x01(\rR\tpartition\"\x13\n" +
 	"\x11ListImagesRequest\"A\n" +
 	"\x12ListImagesResponse\x12+\n" +
 	"\x06images\x18\x01 \x03(\v2\x13.holdpoint.v1.ImageR\x06images\"'\n" +
@@ -4990,9 +5099,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\rDaemonService\x12O\n" +
 	"\x06Status\x12!.holdpoint.v1.DaemonStatusRequest\x1a\".holdpoint.v1.DaemonStatusResponse\x12I\n" +
 	"\x04Stop\x12\x1f.holdpoint.v1.DaemonStopRequest\x1a .holdpoint.v1.DaemonStopResponse\x12C\n" +
-	"\x06Doctor\x12\x1b.holdpoint.v1.DoctorRequest\x1a\x1c.holdpoint.v1.DoctorResponse2\x9c\x02\n" +
+	"\x06Doctor\x12\x1b.holdpoint.v1.DoctorRequest\x1a\x1c.holdpoint.v1.DoctorResponse2\xe1\x02\n" +
 	"\fImageService\x12A\n" +
-	"\x05Build\x12\x1f.holdpoint.v1.BuildImageRequest\x1a\x17.holdpoint.v1.Operation\x12I\n" +
+	"\x05Build\x12\x1f.holdpoint.v1.BuildImageRequest\x1a\x17.holdpoint.v1.Operation\x12C\n" +
+	"\x06Import\x12 .holdpoint.v1.ImportImageRequest\x1a\x17.holdpoint.v1.Operation\x12I\n" +
 	"\x04List\x12\x1f.holdpoint.v1.ListImagesRequest\x1a .holdpoint.v1.ListImagesResponse\x129\n" +
 	"\x03Get\x12\x1d.holdpoint.v1.GetImageRequest\x1a\x13.holdpoint.v1.Image\x12C\n" +
 	"\x06Remove\x12 .holdpoint.v1.RemoveImageRequest\x1a\x17.holdpoint.v1.Operation2\xd7\x06\n" +
@@ -5048,7 +5158,7 @@ func file_holdpoint_v1_holdpoint_proto_rawDescGZIP() []byte {
 }
 
 var file_holdpoint_v1_holdpoint_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_holdpoint_v1_holdpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_holdpoint_v1_holdpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_holdpoint_v1_holdpoint_proto_goTypes = []any{
 	(OperationState)(0),              // 0: holdpoint.v1.OperationState
 	(*ErrorInfo)(nil),                // 1: holdpoint.v1.ErrorInfo
@@ -5074,61 +5184,62 @@ var file_holdpoint_v1_holdpoint_proto_goTypes = []any{
 	(*DoctorResponse)(nil),           // 21: holdpoint.v1.DoctorResponse
 	(*DoctorCheck)(nil),              // 22: holdpoint.v1.DoctorCheck
 	(*BuildImageRequest)(nil),        // 23: holdpoint.v1.BuildImageRequest
-	(*ListImagesRequest)(nil),        // 24: holdpoint.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),       // 25: holdpoint.v1.ListImagesResponse
-	(*GetImageRequest)(nil),          // 26: holdpoint.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),       // 27: holdpoint.v1.RemoveImageRequest
-	(*RunMachineRequest)(nil),        // 28: holdpoint.v1.RunMachineRequest
-	(*SuspendMachineRequest)(nil),    // 29: holdpoint.v1.SuspendMachineRequest
-	(*ForkRequest)(nil),              // 30: holdpoint.v1.ForkRequest
-	(*ListMachinesRequest)(nil),      // 31: holdpoint.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),     // 32: holdpoint.v1.ListMachinesResponse
-	(*GetMachineRequest)(nil),        // 33: holdpoint.v1.GetMachineRequest
-	(*StartMachineRequest)(nil),      // 34: holdpoint.v1.StartMachineRequest
-	(*StopMachineRequest)(nil),       // 35: holdpoint.v1.StopMachineRequest
-	(*PauseMachineRequest)(nil),      // 36: holdpoint.v1.PauseMachineRequest
-	(*ResumeMachineRequest)(nil),     // 37: holdpoint.v1.ResumeMachineRequest
-	(*RemoveMachineRequest)(nil),     // 38: holdpoint.v1.RemoveMachineRequest
-	(*RestoreMachineRequest)(nil),    // 39: holdpoint.v1.RestoreMachineRequest
-	(*GuestExecRequest)(nil),         // 40: holdpoint.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),        // 41: holdpoint.v1.GuestExecResponse
-	(*ListGuestCommandsRequest)(nil), // 42: holdpoint.v1.ListGuestCommandsRequest
-	(*GuestUploadRequest)(nil),       // 43: holdpoint.v1.GuestUploadRequest
-	(*GuestDownloadRequest)(nil),     // 44: holdpoint.v1.GuestDownloadRequest
-	(*GuestDialRequest)(nil),         // 45: holdpoint.v1.GuestDialRequest
-	(*GuestDialResponse)(nil),        // 46: holdpoint.v1.GuestDialResponse
-	(*GuestFactsRequest)(nil),        // 47: holdpoint.v1.GuestFactsRequest
-	(*GuestLogsRequest)(nil),         // 48: holdpoint.v1.GuestLogsRequest
-	(*GuestLogsResponse)(nil),        // 49: holdpoint.v1.GuestLogsResponse
-	(*CreateCheckpointRequest)(nil),  // 50: holdpoint.v1.CreateCheckpointRequest
-	(*ListCheckpointsRequest)(nil),   // 51: holdpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 52: holdpoint.v1.ListCheckpointsResponse
-	(*GetCheckpointRequest)(nil),     // 53: holdpoint.v1.GetCheckpointRequest
-	(*RemoveCheckpointRequest)(nil),  // 54: holdpoint.v1.RemoveCheckpointRequest
-	(*VerifyCheckpointRequest)(nil),  // 55: holdpoint.v1.VerifyCheckpointRequest
-	(*SetPoolRequest)(nil),           // 56: holdpoint.v1.SetPoolRequest
-	(*ExposeRequest)(nil),            // 57: holdpoint.v1.ExposeRequest
-	(*UnexposeRequest)(nil),          // 58: holdpoint.v1.UnexposeRequest
-	(*ListRoutesRequest)(nil),        // 59: holdpoint.v1.ListRoutesRequest
-	(*ListRoutesResponse)(nil),       // 60: holdpoint.v1.ListRoutesResponse
-	(*ListOperationsRequest)(nil),    // 61: holdpoint.v1.ListOperationsRequest
-	(*ListOperationsResponse)(nil),   // 62: holdpoint.v1.ListOperationsResponse
-	(*GetOperationRequest)(nil),      // 63: holdpoint.v1.GetOperationRequest
-	(*timestamppb.Timestamp)(nil),    // 64: google.protobuf.Timestamp
-	(*v1.ExecRequest)(nil),           // 65: holdpoint.agent.v1.ExecRequest
-	(*v1.ExecResponse)(nil),          // 66: holdpoint.agent.v1.ExecResponse
-	(*v1.UploadRequest)(nil),         // 67: holdpoint.agent.v1.UploadRequest
-	(*v1.DialRequest)(nil),           // 68: holdpoint.agent.v1.DialRequest
-	(*v1.DialResponse)(nil),          // 69: holdpoint.agent.v1.DialResponse
-	(*v1.ListCommandsResponse)(nil),  // 70: holdpoint.agent.v1.ListCommandsResponse
-	(*v1.UploadResponse)(nil),        // 71: holdpoint.agent.v1.UploadResponse
-	(*v1.DownloadResponse)(nil),      // 72: holdpoint.agent.v1.DownloadResponse
-	(*v1.FactsResponse)(nil),         // 73: holdpoint.agent.v1.FactsResponse
+	(*ImportImageRequest)(nil),       // 24: holdpoint.v1.ImportImageRequest
+	(*ListImagesRequest)(nil),        // 25: holdpoint.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),       // 26: holdpoint.v1.ListImagesResponse
+	(*GetImageRequest)(nil),          // 27: holdpoint.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),       // 28: holdpoint.v1.RemoveImageRequest
+	(*RunMachineRequest)(nil),        // 29: holdpoint.v1.RunMachineRequest
+	(*SuspendMachineRequest)(nil),    // 30: holdpoint.v1.SuspendMachineRequest
+	(*ForkRequest)(nil),              // 31: holdpoint.v1.ForkRequest
+	(*ListMachinesRequest)(nil),      // 32: holdpoint.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),     // 33: holdpoint.v1.ListMachinesResponse
+	(*GetMachineRequest)(nil),        // 34: holdpoint.v1.GetMachineRequest
+	(*StartMachineRequest)(nil),      // 35: holdpoint.v1.StartMachineRequest
+	(*StopMachineRequest)(nil),       // 36: holdpoint.v1.StopMachineRequest
+	(*PauseMachineRequest)(nil),      // 37: holdpoint.v1.PauseMachineRequest
+	(*ResumeMachineRequest)(nil),     // 38: holdpoint.v1.ResumeMachineRequest
+	(*RemoveMachineRequest)(nil),     // 39: holdpoint.v1.RemoveMachineRequest
+	(*RestoreMachineRequest)(nil),    // 40: holdpoint.v1.RestoreMachineRequest
+	(*GuestExecRequest)(nil),         // 41: holdpoint.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),        // 42: holdpoint.v1.GuestExecResponse
+	(*ListGuestCommandsRequest)(nil), // 43: holdpoint.v1.ListGuestCommandsRequest
+	(*GuestUploadRequest)(nil),       // 44: holdpoint.v1.GuestUploadRequest
+	(*GuestDownloadRequest)(nil),     // 45: holdpoint.v1.GuestDownloadRequest
+	(*GuestDialRequest)(nil),         // 46: holdpoint.v1.GuestDialRequest
+	(*GuestDialResponse)(nil),        // 47: holdpoint.v1.GuestDialResponse
+	(*GuestFactsRequest)(nil),        // 48: holdpoint.v1.GuestFactsRequest
+	(*GuestLogsRequest)(nil),         // 49: holdpoint.v1.GuestLogsRequest
+	(*GuestLogsResponse)(nil),        // 50: holdpoint.v1.GuestLogsResponse
+	(*CreateCheckpointRequest)(nil),  // 51: holdpoint.v1.CreateCheckpointRequest
+	(*ListCheckpointsRequest)(nil),   // 52: holdpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 53: holdpoint.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),     // 54: holdpoint.v1.GetCheckpointRequest
+	(*RemoveCheckpointRequest)(nil),  // 55: holdpoint.v1.RemoveCheckpointRequest
+	(*VerifyCheckpointRequest)(nil),  // 56: holdpoint.v1.VerifyCheckpointRequest
+	(*SetPoolRequest)(nil),           // 57: holdpoint.v1.SetPoolRequest
+	(*ExposeRequest)(nil),            // 58: holdpoint.v1.ExposeRequest
+	(*UnexposeRequest)(nil),          // 59: holdpoint.v1.UnexposeRequest
+	(*ListRoutesRequest)(nil),        // 60: holdpoint.v1.ListRoutesRequest
+	(*ListRoutesResponse)(nil),       // 61: holdpoint.v1.ListRoutesResponse
+	(*ListOperationsRequest)(nil),    // 62: holdpoint.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),   // 63: holdpoint.v1.ListOperationsResponse
+	(*GetOperationRequest)(nil),      // 64: holdpoint.v1.GetOperationRequest
+	(*timestamppb.Timestamp)(nil),    // 65: google.protobuf.Timestamp
+	(*v1.ExecRequest)(nil),           // 66: holdpoint.agent.v1.ExecRequest
+	(*v1.ExecResponse)(nil),          // 67: holdpoint.agent.v1.ExecResponse
+	(*v1.UploadRequest)(nil),         // 68: holdpoint.agent.v1.UploadRequest
+	(*v1.DialRequest)(nil),           // 69: holdpoint.agent.v1.DialRequest
+	(*v1.DialResponse)(nil),          // 70: holdpoint.agent.v1.DialResponse
+	(*v1.ListCommandsResponse)(nil),  // 71: holdpoint.agent.v1.ListCommandsResponse
+	(*v1.UploadResponse)(nil),        // 72: holdpoint.agent.v1.UploadResponse
+	(*v1.DownloadResponse)(nil),      // 73: holdpoint.agent.v1.DownloadResponse
+	(*v1.FactsResponse)(nil),         // 74: holdpoint.agent.v1.FactsResponse
 }
 var file_holdpoint_v1_holdpoint_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.v1.Operation.state:type_name -> holdpoint.v1.OperationState
-	64, // 1: holdpoint.v1.Operation.created_at:type_name -> google.protobuf.Timestamp
-	64, // 2: holdpoint.v1.Operation.ended_at:type_name -> google.protobuf.Timestamp
+	65, // 1: holdpoint.v1.Operation.created_at:type_name -> google.protobuf.Timestamp
+	65, // 2: holdpoint.v1.Operation.ended_at:type_name -> google.protobuf.Timestamp
 	1,  // 3: holdpoint.v1.Operation.error:type_name -> holdpoint.v1.ErrorInfo
 	3,  // 4: holdpoint.v1.Operation.result:type_name -> holdpoint.v1.OperationResult
 	12, // 5: holdpoint.v1.OperationResult.machine:type_name -> holdpoint.v1.Machine
@@ -5149,24 +5260,24 @@ var file_holdpoint_v1_holdpoint_proto_depIdxs = []int32{
 	10, // 20: holdpoint.v1.RestorePlan.routes:type_name -> holdpoint.v1.RouteChange
 	14, // 21: holdpoint.v1.RestorePlan.newer:type_name -> holdpoint.v1.Checkpoint
 	9,  // 22: holdpoint.v1.RestorePlan.effects:type_name -> holdpoint.v1.Effect
-	64, // 23: holdpoint.v1.Effect.at:type_name -> google.protobuf.Timestamp
+	65, // 23: holdpoint.v1.Effect.at:type_name -> google.protobuf.Timestamp
 	11, // 24: holdpoint.v1.Machine.spec:type_name -> holdpoint.v1.Spec
-	64, // 25: holdpoint.v1.Machine.created_at:type_name -> google.protobuf.Timestamp
+	65, // 25: holdpoint.v1.Machine.created_at:type_name -> google.protobuf.Timestamp
 	15, // 26: holdpoint.v1.Machine.routes:type_name -> holdpoint.v1.Route
-	64, // 27: holdpoint.v1.Image.created_at:type_name -> google.protobuf.Timestamp
-	64, // 28: holdpoint.v1.Checkpoint.created_at:type_name -> google.protobuf.Timestamp
+	65, // 27: holdpoint.v1.Image.created_at:type_name -> google.protobuf.Timestamp
+	65, // 28: holdpoint.v1.Checkpoint.created_at:type_name -> google.protobuf.Timestamp
 	11, // 29: holdpoint.v1.Checkpoint.spec:type_name -> holdpoint.v1.Spec
 	15, // 30: holdpoint.v1.Checkpoint.routes:type_name -> holdpoint.v1.Route
-	64, // 31: holdpoint.v1.DaemonStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	65, // 31: holdpoint.v1.DaemonStatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	22, // 32: holdpoint.v1.DoctorResponse.checks:type_name -> holdpoint.v1.DoctorCheck
 	13, // 33: holdpoint.v1.ListImagesResponse.images:type_name -> holdpoint.v1.Image
 	11, // 34: holdpoint.v1.RunMachineRequest.spec:type_name -> holdpoint.v1.Spec
 	12, // 35: holdpoint.v1.ListMachinesResponse.machines:type_name -> holdpoint.v1.Machine
-	65, // 36: holdpoint.v1.GuestExecRequest.message:type_name -> holdpoint.agent.v1.ExecRequest
-	66, // 37: holdpoint.v1.GuestExecResponse.message:type_name -> holdpoint.agent.v1.ExecResponse
-	67, // 38: holdpoint.v1.GuestUploadRequest.message:type_name -> holdpoint.agent.v1.UploadRequest
-	68, // 39: holdpoint.v1.GuestDialRequest.message:type_name -> holdpoint.agent.v1.DialRequest
-	69, // 40: holdpoint.v1.GuestDialResponse.message:type_name -> holdpoint.agent.v1.DialResponse
+	66, // 36: holdpoint.v1.GuestExecRequest.message:type_name -> holdpoint.agent.v1.ExecRequest
+	67, // 37: holdpoint.v1.GuestExecResponse.message:type_name -> holdpoint.agent.v1.ExecResponse
+	68, // 38: holdpoint.v1.GuestUploadRequest.message:type_name -> holdpoint.agent.v1.UploadRequest
+	69, // 39: holdpoint.v1.GuestDialRequest.message:type_name -> holdpoint.agent.v1.DialRequest
+	70, // 40: holdpoint.v1.GuestDialResponse.message:type_name -> holdpoint.agent.v1.DialResponse
 	14, // 41: holdpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> holdpoint.v1.Checkpoint
 	15, // 42: holdpoint.v1.ListRoutesResponse.routes:type_name -> holdpoint.v1.Route
 	2,  // 43: holdpoint.v1.ListOperationsResponse.operations:type_name -> holdpoint.v1.Operation
@@ -5174,84 +5285,86 @@ var file_holdpoint_v1_holdpoint_proto_depIdxs = []int32{
 	18, // 45: holdpoint.v1.DaemonService.Stop:input_type -> holdpoint.v1.DaemonStopRequest
 	20, // 46: holdpoint.v1.DaemonService.Doctor:input_type -> holdpoint.v1.DoctorRequest
 	23, // 47: holdpoint.v1.ImageService.Build:input_type -> holdpoint.v1.BuildImageRequest
-	24, // 48: holdpoint.v1.ImageService.List:input_type -> holdpoint.v1.ListImagesRequest
-	26, // 49: holdpoint.v1.ImageService.Get:input_type -> holdpoint.v1.GetImageRequest
-	27, // 50: holdpoint.v1.ImageService.Remove:input_type -> holdpoint.v1.RemoveImageRequest
-	28, // 51: holdpoint.v1.MachineService.Run:input_type -> holdpoint.v1.RunMachineRequest
-	31, // 52: holdpoint.v1.MachineService.List:input_type -> holdpoint.v1.ListMachinesRequest
-	33, // 53: holdpoint.v1.MachineService.Get:input_type -> holdpoint.v1.GetMachineRequest
-	34, // 54: holdpoint.v1.MachineService.Start:input_type -> holdpoint.v1.StartMachineRequest
-	35, // 55: holdpoint.v1.MachineService.Stop:input_type -> holdpoint.v1.StopMachineRequest
-	36, // 56: holdpoint.v1.MachineService.Pause:input_type -> holdpoint.v1.PauseMachineRequest
-	37, // 57: holdpoint.v1.MachineService.Resume:input_type -> holdpoint.v1.ResumeMachineRequest
-	38, // 58: holdpoint.v1.MachineService.Remove:input_type -> holdpoint.v1.RemoveMachineRequest
-	29, // 59: holdpoint.v1.MachineService.Suspend:input_type -> holdpoint.v1.SuspendMachineRequest
-	30, // 60: holdpoint.v1.MachineService.Fork:input_type -> holdpoint.v1.ForkRequest
-	39, // 61: holdpoint.v1.MachineService.Restore:input_type -> holdpoint.v1.RestoreMachineRequest
-	39, // 62: holdpoint.v1.MachineService.PlanRestore:input_type -> holdpoint.v1.RestoreMachineRequest
-	40, // 63: holdpoint.v1.GuestService.Exec:input_type -> holdpoint.v1.GuestExecRequest
-	42, // 64: holdpoint.v1.GuestService.ListCommands:input_type -> holdpoint.v1.ListGuestCommandsRequest
-	43, // 65: holdpoint.v1.GuestService.Upload:input_type -> holdpoint.v1.GuestUploadRequest
-	44, // 66: holdpoint.v1.GuestService.Download:input_type -> holdpoint.v1.GuestDownloadRequest
-	45, // 67: holdpoint.v1.GuestService.Dial:input_type -> holdpoint.v1.GuestDialRequest
-	47, // 68: holdpoint.v1.GuestService.Facts:input_type -> holdpoint.v1.GuestFactsRequest
-	48, // 69: holdpoint.v1.GuestService.Logs:input_type -> holdpoint.v1.GuestLogsRequest
-	50, // 70: holdpoint.v1.CheckpointService.Create:input_type -> holdpoint.v1.CreateCheckpointRequest
-	51, // 71: holdpoint.v1.CheckpointService.List:input_type -> holdpoint.v1.ListCheckpointsRequest
-	53, // 72: holdpoint.v1.CheckpointService.Get:input_type -> holdpoint.v1.GetCheckpointRequest
-	54, // 73: holdpoint.v1.CheckpointService.Remove:input_type -> holdpoint.v1.RemoveCheckpointRequest
-	55, // 74: holdpoint.v1.CheckpointService.Verify:input_type -> holdpoint.v1.VerifyCheckpointRequest
-	56, // 75: holdpoint.v1.CheckpointService.SetPool:input_type -> holdpoint.v1.SetPoolRequest
-	57, // 76: holdpoint.v1.RouteService.Expose:input_type -> holdpoint.v1.ExposeRequest
-	58, // 77: holdpoint.v1.RouteService.Unexpose:input_type -> holdpoint.v1.UnexposeRequest
-	59, // 78: holdpoint.v1.RouteService.List:input_type -> holdpoint.v1.ListRoutesRequest
-	61, // 79: holdpoint.v1.OperationService.List:input_type -> holdpoint.v1.ListOperationsRequest
-	63, // 80: holdpoint.v1.OperationService.Get:input_type -> holdpoint.v1.GetOperationRequest
-	63, // 81: holdpoint.v1.OperationService.Wait:input_type -> holdpoint.v1.GetOperationRequest
-	63, // 82: holdpoint.v1.OperationService.Watch:input_type -> holdpoint.v1.GetOperationRequest
-	63, // 83: holdpoint.v1.OperationService.Cancel:input_type -> holdpoint.v1.GetOperationRequest
-	17, // 84: holdpoint.v1.DaemonService.Status:output_type -> holdpoint.v1.DaemonStatusResponse
-	19, // 85: holdpoint.v1.DaemonService.Stop:output_type -> holdpoint.v1.DaemonStopResponse
-	21, // 86: holdpoint.v1.DaemonService.Doctor:output_type -> holdpoint.v1.DoctorResponse
-	2,  // 87: holdpoint.v1.ImageService.Build:output_type -> holdpoint.v1.Operation
-	25, // 88: holdpoint.v1.ImageService.List:output_type -> holdpoint.v1.ListImagesResponse
-	13, // 89: holdpoint.v1.ImageService.Get:output_type -> holdpoint.v1.Image
-	2,  // 90: holdpoint.v1.ImageService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 91: holdpoint.v1.MachineService.Run:output_type -> holdpoint.v1.Operation
-	32, // 92: holdpoint.v1.MachineService.List:output_type -> holdpoint.v1.ListMachinesResponse
-	12, // 93: holdpoint.v1.MachineService.Get:output_type -> holdpoint.v1.Machine
-	2,  // 94: holdpoint.v1.MachineService.Start:output_type -> holdpoint.v1.Operation
-	2,  // 95: holdpoint.v1.MachineService.Stop:output_type -> holdpoint.v1.Operation
-	2,  // 96: holdpoint.v1.MachineService.Pause:output_type -> holdpoint.v1.Operation
-	2,  // 97: holdpoint.v1.MachineService.Resume:output_type -> holdpoint.v1.Operation
-	2,  // 98: holdpoint.v1.MachineService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 99: holdpoint.v1.MachineService.Suspend:output_type -> holdpoint.v1.Operation
-	2,  // 100: holdpoint.v1.MachineService.Fork:output_type -> holdpoint.v1.Operation
-	2,  // 101: holdpoint.v1.MachineService.Restore:output_type -> holdpoint.v1.Operation
-	8,  // 102: holdpoint.v1.MachineService.PlanRestore:output_type -> holdpoint.v1.RestorePlan
-	41, // 103: holdpoint.v1.GuestService.Exec:output_type -> holdpoint.v1.GuestExecResponse
-	70, // 104: holdpoint.v1.GuestService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	71, // 105: holdpoint.v1.GuestService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	72, // 106: holdpoint.v1.GuestService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	46, // 107: holdpoint.v1.GuestService.Dial:output_type -> holdpoint.v1.GuestDialResponse
-	73, // 108: holdpoint.v1.GuestService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	49, // 109: holdpoint.v1.GuestService.Logs:output_type -> holdpoint.v1.GuestLogsResponse
-	2,  // 110: holdpoint.v1.CheckpointService.Create:output_type -> holdpoint.v1.Operation
-	52, // 111: holdpoint.v1.CheckpointService.List:output_type -> holdpoint.v1.ListCheckpointsResponse
-	14, // 112: holdpoint.v1.CheckpointService.Get:output_type -> holdpoint.v1.Checkpoint
-	2,  // 113: holdpoint.v1.CheckpointService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 114: holdpoint.v1.CheckpointService.Verify:output_type -> holdpoint.v1.Operation
-	2,  // 115: holdpoint.v1.CheckpointService.SetPool:output_type -> holdpoint.v1.Operation
-	2,  // 116: holdpoint.v1.RouteService.Expose:output_type -> holdpoint.v1.Operation
-	2,  // 117: holdpoint.v1.RouteService.Unexpose:output_type -> holdpoint.v1.Operation
-	60, // 118: holdpoint.v1.RouteService.List:output_type -> holdpoint.v1.ListRoutesResponse
-	62, // 119: holdpoint.v1.OperationService.List:output_type -> holdpoint.v1.ListOperationsResponse
-	2,  // 120: holdpoint.v1.OperationService.Get:output_type -> holdpoint.v1.Operation
-	2,  // 121: holdpoint.v1.OperationService.Wait:output_type -> holdpoint.v1.Operation
-	2,  // 122: holdpoint.v1.OperationService.Watch:output_type -> holdpoint.v1.Operation
-	2,  // 123: holdpoint.v1.OperationService.Cancel:output_type -> holdpoint.v1.Operation
-	84, // [84:124] is the sub-list for method output_type
-	44, // [44:84] is the sub-list for method input_type
+	24, // 48: holdpoint.v1.ImageService.Import:input_type -> holdpoint.v1.ImportImageRequest
+	25, // 49: holdpoint.v1.ImageService.List:input_type -> holdpoint.v1.ListImagesRequest
+	27, // 50: holdpoint.v1.ImageService.Get:input_type -> holdpoint.v1.GetImageRequest
+	28, // 51: holdpoint.v1.ImageService.Remove:input_type -> holdpoint.v1.RemoveImageRequest
+	29, // 52: holdpoint.v1.MachineService.Run:input_type -> holdpoint.v1.RunMachineRequest
+	32, // 53: holdpoint.v1.MachineService.List:input_type -> holdpoint.v1.ListMachinesRequest
+	34, // 54: holdpoint.v1.MachineService.Get:input_type -> holdpoint.v1.GetMachineRequest
+	35, // 55: holdpoint.v1.MachineService.Start:input_type -> holdpoint.v1.StartMachineRequest
+	36, // 56: holdpoint.v1.MachineService.Stop:input_type -> holdpoint.v1.StopMachineRequest
+	37, // 57: holdpoint.v1.MachineService.Pause:input_type -> holdpoint.v1.PauseMachineRequest
+	38, // 58: holdpoint.v1.MachineService.Resume:input_type -> holdpoint.v1.ResumeMachineRequest
+	39, // 59: holdpoint.v1.MachineService.Remove:input_type -> holdpoint.v1.RemoveMachineRequest
+	30, // 60: holdpoint.v1.MachineService.Suspend:input_type -> holdpoint.v1.SuspendMachineRequest
+	31, // 61: holdpoint.v1.MachineService.Fork:input_type -> holdpoint.v1.ForkRequest
+	40, // 62: holdpoint.v1.MachineService.Restore:input_type -> holdpoint.v1.RestoreMachineRequest
+	40, // 63: holdpoint.v1.MachineService.PlanRestore:input_type -> holdpoint.v1.RestoreMachineRequest
+	41, // 64: holdpoint.v1.GuestService.Exec:input_type -> holdpoint.v1.GuestExecRequest
+	43, // 65: holdpoint.v1.GuestService.ListCommands:input_type -> holdpoint.v1.ListGuestCommandsRequest
+	44, // 66: holdpoint.v1.GuestService.Upload:input_type -> holdpoint.v1.GuestUploadRequest
+	45, // 67: holdpoint.v1.GuestService.Download:input_type -> holdpoint.v1.GuestDownloadRequest
+	46, // 68: holdpoint.v1.GuestService.Dial:input_type -> holdpoint.v1.GuestDialRequest
+	48, // 69: holdpoint.v1.GuestService.Facts:input_type -> holdpoint.v1.GuestFactsRequest
+	49, // 70: holdpoint.v1.GuestService.Logs:input_type -> holdpoint.v1.GuestLogsRequest
+	51, // 71: holdpoint.v1.CheckpointService.Create:input_type -> holdpoint.v1.CreateCheckpointRequest
+	52, // 72: holdpoint.v1.CheckpointService.List:input_type -> holdpoint.v1.ListCheckpointsRequest
+	54, // 73: holdpoint.v1.CheckpointService.Get:input_type -> holdpoint.v1.GetCheckpointRequest
+	55, // 74: holdpoint.v1.CheckpointService.Remove:input_type -> holdpoint.v1.RemoveCheckpointRequest
+	56, // 75: holdpoint.v1.CheckpointService.Verify:input_type -> holdpoint.v1.VerifyCheckpointRequest
+	57, // 76: holdpoint.v1.CheckpointService.SetPool:input_type -> holdpoint.v1.SetPoolRequest
+	58, // 77: holdpoint.v1.RouteService.Expose:input_type -> holdpoint.v1.ExposeRequest
+	59, // 78: holdpoint.v1.RouteService.Unexpose:input_type -> holdpoint.v1.UnexposeRequest
+	60, // 79: holdpoint.v1.RouteService.List:input_type -> holdpoint.v1.ListRoutesRequest
+	62, // 80: holdpoint.v1.OperationService.List:input_type -> holdpoint.v1.ListOperationsRequest
+	64, // 81: holdpoint.v1.OperationService.Get:input_type -> holdpoint.v1.GetOperationRequest
+	64, // 82: holdpoint.v1.OperationService.Wait:input_type -> holdpoint.v1.GetOperationRequest
+	64, // 83: holdpoint.v1.OperationService.Watch:input_type -> holdpoint.v1.GetOperationRequest
+	64, // 84: holdpoint.v1.OperationService.Cancel:input_type -> holdpoint.v1.GetOperationRequest
+	17, // 85: holdpoint.v1.DaemonService.Status:output_type -> holdpoint.v1.DaemonStatusResponse
+	19, // 86: holdpoint.v1.DaemonService.Stop:output_type -> holdpoint.v1.DaemonStopResponse
+	21, // 87: holdpoint.v1.DaemonService.Doctor:output_type -> holdpoint.v1.DoctorResponse
+	2,  // 88: holdpoint.v1.ImageService.Build:output_type -> holdpoint.v1.Operation
+	2,  // 89: holdpoint.v1.ImageService.Import:output_type -> holdpoint.v1.Operation
+	26, // 90: holdpoint.v1.ImageService.List:output_type -> holdpoint.v1.ListImagesResponse
+	13, // 91: holdpoint.v1.ImageService.Get:output_type -> holdpoint.v1.Image
+	2,  // 92: holdpoint.v1.ImageService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 93: holdpoint.v1.MachineService.Run:output_type -> holdpoint.v1.Operation
+	33, // 94: holdpoint.v1.MachineService.List:output_type -> holdpoint.v1.ListMachinesResponse
+	12, // 95: holdpoint.v1.MachineService.Get:output_type -> holdpoint.v1.Machine
+	2,  // 96: holdpoint.v1.MachineService.Start:output_type -> holdpoint.v1.Operation
+	2,  // 97: holdpoint.v1.MachineService.Stop:output_type -> holdpoint.v1.Operation
+	2,  // 98: holdpoint.v1.MachineService.Pause:output_type -> holdpoint.v1.Operation
+	2,  // 99: holdpoint.v1.MachineService.Resume:output_type -> holdpoint.v1.Operation
+	2,  // 100: holdpoint.v1.MachineService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 101: holdpoint.v1.MachineService.Suspend:output_type -> holdpoint.v1.Operation
+	2,  // 102: holdpoint.v1.MachineService.Fork:output_type -> holdpoint.v1.Operation
+	2,  // 103: holdpoint.v1.MachineService.Restore:output_type -> holdpoint.v1.Operation
+	8,  // 104: holdpoint.v1.MachineService.PlanRestore:output_type -> holdpoint.v1.RestorePlan
+	42, // 105: holdpoint.v1.GuestService.Exec:output_type -> holdpoint.v1.GuestExecResponse
+	71, // 106: holdpoint.v1.GuestService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	72, // 107: holdpoint.v1.GuestService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	73, // 108: holdpoint.v1.GuestService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	47, // 109: holdpoint.v1.GuestService.Dial:output_type -> holdpoint.v1.GuestDialResponse
+	74, // 110: holdpoint.v1.GuestService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	50, // 111: holdpoint.v1.GuestService.Logs:output_type -> holdpoint.v1.GuestLogsResponse
+	2,  // 112: holdpoint.v1.CheckpointService.Create:output_type -> holdpoint.v1.Operation
+	53, // 113: holdpoint.v1.CheckpointService.List:output_type -> holdpoint.v1.ListCheckpointsResponse
+	14, // 114: holdpoint.v1.CheckpointService.Get:output_type -> holdpoint.v1.Checkpoint
+	2,  // 115: holdpoint.v1.CheckpointService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 116: holdpoint.v1.CheckpointService.Verify:output_type -> holdpoint.v1.Operation
+	2,  // 117: holdpoint.v1.CheckpointService.SetPool:output_type -> holdpoint.v1.Operation
+	2,  // 118: holdpoint.v1.RouteService.Expose:output_type -> holdpoint.v1.Operation
+	2,  // 119: holdpoint.v1.RouteService.Unexpose:output_type -> holdpoint.v1.Operation
+	61, // 120: holdpoint.v1.RouteService.List:output_type -> holdpoint.v1.ListRoutesResponse
+	63, // 121: holdpoint.v1.OperationService.List:output_type -> holdpoint.v1.ListOperationsResponse
+	2,  // 122: holdpoint.v1.OperationService.Get:output_type -> holdpoint.v1.Operation
+	2,  // 123: holdpoint.v1.OperationService.Wait:output_type -> holdpoint.v1.Operation
+	2,  // 124: holdpoint.v1.OperationService.Watch:output_type -> holdpoint.v1.Operation
+	2,  // 125: holdpoint.v1.OperationService.Cancel:output_type -> holdpoint.v1.Operation
+	85, // [85:126] is the sub-list for method output_type
+	44, // [44:85] is the sub-list for method input_type
 	44, // [44:44] is the sub-list for extension type_name
 	44, // [44:44] is the sub-list for extension extendee
 	0,  // [0:44] is the sub-list for field type_name
@@ -5268,7 +5381,7 @@ func file_holdpoint_v1_holdpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdpoint_v1_holdpoint_proto_rawDesc), len(file_holdpoint_v1_holdpoint_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   63,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -125,6 +125,11 @@ func (h *Host) BuildImage(ctx context.Context, cfg image.BuildConfig, progress f
 	return image.Build(ctx, cfg, progress)
 }
 
+// ImportImage makes an image of a disk that somebody else made.
+func (h *Host) ImportImage(ctx context.Context, cfg image.ImportConfig, progress func(image.Progress)) (image.Image, []string, error) {
+	return image.Import(ctx, cfg, progress)
+}
+
 // Checks says what of the host works.
 func (h *Host) Checks(ctx context.Context) []daemon.Check {
 	var checks []daemon.Check

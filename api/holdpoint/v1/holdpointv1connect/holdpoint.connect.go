@@ -61,6 +61,8 @@ const (
 	DaemonServiceDoctorProcedure = "/holdpoint.v1.DaemonService/Doctor"
 	// ImageServiceBuildProcedure is the fully-qualified name of the ImageService's Build RPC.
 	ImageServiceBuildProcedure = "/holdpoint.v1.ImageService/Build"
+	// ImageServiceImportProcedure is the fully-qualified name of the ImageService's Import RPC.
+	ImageServiceImportProcedure = "/holdpoint.v1.ImageService/Import"
 	// ImageServiceListProcedure is the fully-qualified name of the ImageService's List RPC.
 	ImageServiceListProcedure = "/holdpoint.v1.ImageService/List"
 	// ImageServiceGetProcedure is the fully-qualified name of the ImageService's Get RPC.
@@ -270,6 +272,7 @@ func (UnimplementedDaemonServiceHandler) Doctor(context.Context, *connect.Reques
 // ImageServiceClient is a client for the holdpoint.v1.ImageService service.
 type ImageServiceClient interface {
 	Build(context.Context, *connect.Request[v1.BuildImageRequest]) (*connect.Response[v1.Operation], error)
+	Import(context.Context, *connect.Request[v1.ImportImageRequest]) (*connect.Response[v1.Operation], error)
 	List(context.Context, *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error)
 	Get(context.Context, *connect.Request[v1.GetImageRequest]) (*connect.Response[v1.Image], error)
 	Remove(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.Operation], error)
@@ -290,6 +293,12 @@ func NewImageServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+ImageServiceBuildProcedure,
 			connect.WithSchema(imageServiceMethods.ByName("Build")),
+			connect.WithClientOptions(opts...),
+		),
+		_import: connect.NewClient[v1.ImportImageRequest, v1.Operation](
+			httpClient,
+			baseURL+ImageServiceImportProcedure,
+			connect.WithSchema(imageServiceMethods.ByName("Import")),
 			connect.WithClientOptions(opts...),
 		),
 		list: connect.NewClient[v1.ListImagesRequest, v1.ListImagesResponse](
@@ -315,15 +324,21 @@ func NewImageServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // imageServiceClient implements ImageServiceClient.
 type imageServiceClient struct {
-	build  *connect.Client[v1.BuildImageRequest, v1.Operation]
-	list   *connect.Client[v1.ListImagesRequest, v1.ListImagesResponse]
-	get    *connect.Client[v1.GetImageRequest, v1.Image]
-	remove *connect.Client[v1.RemoveImageRequest, v1.Operation]
+	build   *connect.Client[v1.BuildImageRequest, v1.Operation]
+	_import *connect.Client[v1.ImportImageRequest, v1.Operation]
+	list    *connect.Client[v1.ListImagesRequest, v1.ListImagesResponse]
+	get     *connect.Client[v1.GetImageRequest, v1.Image]
+	remove  *connect.Client[v1.RemoveImageRequest, v1.Operation]
 }
 
 // Build calls holdpoint.v1.ImageService.Build.
 func (c *imageServiceClient) Build(ctx context.Context, req *connect.Request[v1.BuildImageRequest]) (*connect.Response[v1.Operation], error) {
 	return c.build.CallUnary(ctx, req)
+}
+
+// Import calls holdpoint.v1.ImageService.Import.
+func (c *imageServiceClient) Import(ctx context.Context, req *connect.Request[v1.ImportImageRequest]) (*connect.Response[v1.Operation], error) {
+	return c._import.CallUnary(ctx, req)
 }
 
 // List calls holdpoint.v1.ImageService.List.
@@ -344,6 +359,7 @@ func (c *imageServiceClient) Remove(ctx context.Context, req *connect.Request[v1
 // ImageServiceHandler is an implementation of the holdpoint.v1.ImageService service.
 type ImageServiceHandler interface {
 	Build(context.Context, *connect.Request[v1.BuildImageRequest]) (*connect.Response[v1.Operation], error)
+	Import(context.Context, *connect.Request[v1.ImportImageRequest]) (*connect.Response[v1.Operation], error)
 	List(context.Context, *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error)
 	Get(context.Context, *connect.Request[v1.GetImageRequest]) (*connect.Response[v1.Image], error)
 	Remove(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.Operation], error)
@@ -360,6 +376,12 @@ func NewImageServiceHandler(svc ImageServiceHandler, opts ...connect.HandlerOpti
 		ImageServiceBuildProcedure,
 		svc.Build,
 		connect.WithSchema(imageServiceMethods.ByName("Build")),
+		connect.WithHandlerOptions(opts...),
+	)
+	imageServiceImportHandler := connect.NewUnaryHandler(
+		ImageServiceImportProcedure,
+		svc.Import,
+		connect.WithSchema(imageServiceMethods.ByName("Import")),
 		connect.WithHandlerOptions(opts...),
 	)
 	imageServiceListHandler := connect.NewUnaryHandler(
@@ -384,6 +406,8 @@ func NewImageServiceHandler(svc ImageServiceHandler, opts ...connect.HandlerOpti
 		switch r.URL.Path {
 		case ImageServiceBuildProcedure:
 			imageServiceBuildHandler.ServeHTTP(w, r)
+		case ImageServiceImportProcedure:
+			imageServiceImportHandler.ServeHTTP(w, r)
 		case ImageServiceListProcedure:
 			imageServiceListHandler.ServeHTTP(w, r)
 		case ImageServiceGetProcedure:
@@ -401,6 +425,10 @@ type UnimplementedImageServiceHandler struct{}
 
 func (UnimplementedImageServiceHandler) Build(context.Context, *connect.Request[v1.BuildImageRequest]) (*connect.Response[v1.Operation], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.ImageService.Build is not implemented"))
+}
+
+func (UnimplementedImageServiceHandler) Import(context.Context, *connect.Request[v1.ImportImageRequest]) (*connect.Response[v1.Operation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.ImageService.Import is not implemented"))
 }
 
 func (UnimplementedImageServiceHandler) List(context.Context, *connect.Request[v1.ListImagesRequest]) (*connect.Response[v1.ListImagesResponse], error) {
