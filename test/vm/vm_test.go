@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 			s.Setup(env)
 			return nil
 		},
-		Cmds:                session.Commands(),
+		Cmds:                commands(),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 	})

@@ -1,0 +1,76 @@
+package vm_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/image/source/sourcetest"
+	"github.com/holdpoint/holdpoint/test/session"
+)
+
+// commands are those of sessions, and:
+//
+//	clouddisk FILE   makes a qcow2 file as distributions have them for clouds:
+//	                 the prepared image's root with its kernel in /boot, not
+//	                 unmounted, on a partition between others
+func commands() map[string]func(*testscript.TestScript, bool, []string) {
+	all := session.Commands()
+	all["clouddisk"] = func(ts *testscript.TestScript, neg bool, args []string) {
+		session.Usage(ts, neg, args, 1, "clouddisk FILE")
+		ts.Check(cloudDisk(ts.MkAbs(args[0])))
+	}
+	return all
+}
+
+func cloudDisk(path string) error {
+	from := os.Getenv(imageVariable)
+	data, err := os.ReadFile(filepath.Join(from, "manifest.json"))
+	if err != nil {
+		return err
+	}
+	var m image.Manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return err
+	}
+	root, raw := path+".root", path+".raw"
+	defer os.Remove(root)
+	defer os.Remove(raw)
+	if err := copyFile(filepath.Join(from, "root.img"), root); err != nil {
+		return err
+	}
+	if err := os.Chmod(root, 0o600); err != nil {
+		return err
+	}
+	const mib = 1 << 20
+	for _, args := range [][]string{
+		{"debugfs", "-w", "-R", fmt.Sprintf("write %s/kernel /boot/vmlinuz-%s", from, m.KernelVersion), root},
+		{"debugfs", "-w", "-R", "feature needs_recovery", root},
+	} {
+		if err := tool(args...); err != nil {
+			return err
+		}
+	}
+	err = sourcetest.WriteDisk(raw, m.DiskBytes+129*mib, map[int]string{1: root},
+		sourcetest.Partition{Number: 1, Type: sourcetest.Root, Offset: 128 * mib, Size: m.DiskBytes},
+		sourcetest.Partition{Number: 14, Type: "21686148-6449-6e6f-744e-656564454649", Offset: mib, Size: 3 * mib},
+		sourcetest.Partition{Number: 15, Type: sourcetest.EFI, Offset: 4 * mib, Size: 124 * mib})
+	if err != nil {
+		return err
+	}
+	return tool("qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path)
+}
+
+func tool(args ...string) error {
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", args[0], err, out)
+	}
+	return nil
+}
