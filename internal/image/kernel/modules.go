@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -80,14 +81,14 @@ func Modules(ctx context.Context, from Folder, version string) ([]Module, error)
 func resolve(dep []byte, builtin []string, version string) ([]string, error) {
 	needs := parseDep(dep)
 	byKey := map[string]string{}
-	for p := range needs {
+	for _, p := range slices.Sorted(maps.Keys(needs)) {
 		byKey[keyOf(p)] = p
 	}
 	var order []string
 	seen := map[string]bool{}
 	var take func(p string)
 	take = func(p string) {
-		if seen[p] || len(order) > maxModules {
+		if seen[p] || len(seen) > maxModules {
 			return
 		}
 		seen[p] = true
@@ -105,7 +106,7 @@ func resolve(dep []byte, builtin []string, version string) ([]string, error) {
 			return nil, errdefs.New(errdefs.Unsupported, "kernel %s has no module %s, which a guest boots with", version, name)
 		}
 	}
-	if len(order) > maxModules {
+	if len(seen) > maxModules {
 		return nil, errdefs.New(errdefs.Unsupported, "kernel %s: its boot modules depend on more than %d others", version, maxModules)
 	}
 	return order, nil

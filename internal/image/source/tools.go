@@ -34,11 +34,14 @@ var errTooLong = errors.New("it is too long")
 type limited struct {
 	w    io.Writer
 	left int64
+	// over is whether there was more.
+	over bool
 }
 
 // Write implements io.Writer.
 func (l *limited) Write(p []byte) (int, error) {
 	if int64(len(p)) > l.left {
+		l.over = true
 		return 0, errTooLong
 	}
 	l.left -= int64(len(p))

@@ -114,7 +114,7 @@ func (t Tree) ask(ctx context.Context, request, name string, out *limited) error
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if errors.Is(err, errTooLong) {
+	if out.over {
 		return errdefs.New(errdefs.Invalid, "read %s in the file system: it is longer than it may be", name)
 	}
 	for line := range strings.Lines(complaints.String()) {
