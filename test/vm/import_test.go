@@ -16,14 +16,22 @@ import (
 
 // commands are those of sessions, and:
 //
-//	clouddisk FILE   makes a qcow2 file as distributions have them for clouds:
-//	                 the prepared image's root with its kernel in /boot, not
-//	                 unmounted, on a partition between others
+//	clouddisk FILE         makes a qcow2 file as distributions have them for
+//	                       clouds: the prepared image's root with its kernel in
+//	                       /boot, not unmounted, on a partition between others
+//	baredisk FILE KERNEL   copies the prepared image's root, which has modules
+//	                       and no kernel, and its kernel
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := session.Commands()
 	all["clouddisk"] = func(ts *testscript.TestScript, neg bool, args []string) {
 		session.Usage(ts, neg, args, 1, "clouddisk FILE")
 		ts.Check(cloudDisk(ts.MkAbs(args[0])))
+	}
+	all["baredisk"] = func(ts *testscript.TestScript, neg bool, args []string) {
+		session.Usage(ts, neg, args, 2, "baredisk FILE KERNEL")
+		from := os.Getenv(imageVariable)
+		ts.Check(copyFile(filepath.Join(from, "root.img"), ts.MkAbs(args[0])))
+		ts.Check(copyFile(filepath.Join(from, "kernel"), ts.MkAbs(args[1])))
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -271,8 +272,13 @@ func FuzzResolve(f *testing.F) {
 
 // FuzzVersion: a version is safe as the name of a folder.
 func FuzzVersion(f *testing.F) {
-	f.Add(sourcetest.Kernel("6.1"))
-	f.Fuzz(func(t *testing.T, image []byte) {
+	f.Add(uint16(0x60), []byte("6.1.0-9-amd64 (me)"))
+	f.Add(uint16(0xffff), []byte("6.1"))
+	f.Add(uint16(0x60), []byte("../6.1"))
+	f.Fuzz(func(t *testing.T, at uint16, text []byte) {
+		image := sourcetest.Kernel("")[:0x260]
+		binary.LittleEndian.PutUint16(image[0x20e:], at)
+		image = append(image, text...)
 		if v, err := Version(image); err == nil && (!filepath.IsLocal(v) || strings.ContainsAny(v, "/ \"\n")) {
 			t.Errorf("version %q", v)
 		}

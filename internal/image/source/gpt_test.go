@@ -95,13 +95,20 @@ func FuzzParseGPT(f *testing.F) {
 
 // FuzzParseSuper: a file system is never larger than what it is in.
 func FuzzParseSuper(f *testing.F) {
-	head := make([]byte, superBytes)
-	le := binary.LittleEndian
-	le.PutUint16(head[1024+56:], 0xef53)
-	le.PutUint32(head[1024+4:], 100)
-	le.PutUint32(head[1024+24:], 2)
-	f.Add(head, int64(mib))
-	f.Fuzz(func(t *testing.T, head []byte, room int64) {
+	block := func(blocks, shift, compatible, incompatible, high uint32) []byte {
+		b, le := make([]byte, 340), binary.LittleEndian
+		le.PutUint16(b[56:], 0xef53)
+		for at, v := range map[int]uint32{4: blocks, 24: shift, 92: compatible, 96: incompatible, 224: 8, 336: high} {
+			le.PutUint32(b[at:], v)
+		}
+		return b
+	}
+	f.Add(block(100, 2, 4, 0, 0), int64(mib))
+	f.Add(block(1<<31, 2, 4, 0x84, 1<<31), int64(1<<62))
+	f.Add(block(1<<31, 1<<31, 0, 8, 0), int64(0))
+	f.Fuzz(func(t *testing.T, block []byte, room int64) {
+		head := make([]byte, superBytes)
+		copy(head[1024:], block)
 		s, err := parseSuper(head, max(room, 0))
 		if err == nil && (s.bytes <= 0 || s.bytes > room) {
 			t.Errorf("%+v in %d bytes", s, room)

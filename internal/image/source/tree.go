@@ -177,5 +177,9 @@ func (t Tree) check(ctx context.Context, mode string) (line string, code int, er
 			break
 		}
 	}
-	return line, exitCode(err), err
+	code = exitCode(err)
+	if err != nil && strings.Contains(out.String(), "No space left on device") {
+		err = errdefs.New(errdefs.NoSpace, "repair the file system: no space left; free some and import again")
+	}
+	return line, code, err
 }
