@@ -36,7 +36,7 @@ init system is not started. run --disk-size makes a machine's disk larger.`,
   holdpoint image import root.ext4 --name mine --kernel vmlinuz --initrd initrd.img`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.ImageDone{},
 		Kinds: []errdefs.Kind{
-			errdefs.NotFound, errdefs.Conflict, errdefs.RequestIDConflict, errdefs.Unsupported,
+			errdefs.NotFound, errdefs.AlreadyExists, errdefs.Conflict, errdefs.RequestIDConflict, errdefs.Unsupported,
 			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
 		Run: func(ctx context.Context, args []string) error { return runImageImport(ctx, a, args[0], o) },

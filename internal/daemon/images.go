@@ -14,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/wire"
@@ -72,6 +73,11 @@ func (d imageAPI) Import(ctx context.Context, req *connect.Request[holdpointv1.I
 		}, progressOf(w))
 		if err != nil {
 			return nil, err
+		}
+		// An image has one name, and this must not take it away.
+		there, err := d.catalog.GetImage(ctx, made.BuildID)
+		if err == nil && there.Name != "" && there.Name != r.GetName() {
+			return nil, errdefs.New(errdefs.AlreadyExists, "import image %q: this disk is image %s already; use that", r.GetName(), there.Name)
 		}
 		for _, note := range notes {
 			w.Note("%s", note)

@@ -1,7 +1,7 @@
-// Package image builds, opens, verifies and removes what machines start from:
-// a folder with a kernel, an initramfs and a root disk, identified by its build
-// id. It knows folders only: which name means which build id, and who still
-// needs an image, is the catalog's.
+// Package image builds, imports, opens, verifies and removes what machines start
+// from: a folder with a kernel, an initramfs and a root disk, identified by its
+// build id. It knows folders only: which name means which build id, and who
+// still needs an image, is the catalog's.
 package image
 
 import (
@@ -32,7 +32,7 @@ const (
 	verifiedFile = "verified.json"
 )
 
-// Image is one image in its folder. Its life: Build makes the folder under a
+// Image is one image in its folder. Its life: Build or Import makes it under a
 // temporary name and renames it to the build id; from then on nothing in it
 // changes, Open reads its manifest, Check compares the files with it before
 // every boot, BootInitramfs makes what a boot needs besides, and Remove ends it.
@@ -121,9 +121,9 @@ const (
 	removingPrefix = ".removing-"
 )
 
-// Sweep removes what builds and removals that were cut off left behind. The
-// caller makes sure that none is under way in this home: the daemon calls it
-// when it starts.
+// Sweep removes what builds, imports and removals that were cut off left
+// behind. The caller makes sure that none is under way in this home: the daemon
+// calls it when it starts.
 func Sweep(ctx context.Context, cfg BuildConfig) error {
 	cfg = cfg.withDefaults()
 	var errs []error

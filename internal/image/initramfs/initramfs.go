@@ -14,10 +14,10 @@ import (
 	"github.com/holdpoint/holdpoint/internal/image/kernel"
 )
 
-// Modules makes the image's part of the initramfs: below /holdpoint
-// the modules, and in /holdpoint/modules their absolute paths, one a line, in
-// the order in which they load. The archive is not compressed: of a few hundred
-// KiB that saves nothing, and a boot is no slower.
+// Modules makes the image's part of the initramfs: below /holdpoint the modules,
+// and in /holdpoint/modules their absolute paths, one a line, in the order in
+// which they load. The archive is not compressed: of a few hundred KiB that
+// saves nothing, and a boot is no slower.
 func Modules(modules []kernel.Module) ([]byte, error) {
 	records := []cpio.Record{cpio.Directory("holdpoint", 0o755)}
 	var order strings.Builder
@@ -34,8 +34,8 @@ func Modules(modules []kernel.Module) ([]byte, error) {
 	return archive.Bytes(), nil
 }
 
-// Init writes the other part of the initramfs: the agent as /init, and
-// the folders and console it wants before it has mounted anything.
+// Init writes the other part of the initramfs: the agent, size bytes, as /init,
+// and the folders and console it wants before it has mounted anything.
 func Init(w io.Writer, agent io.ReaderAt, size int64) error {
 	init := cpio.StaticFile("init", "", 0o755)
 	init.ReaderAt, init.FileSize = agent, uint64(size)
@@ -67,7 +67,7 @@ func writeArchive(w io.Writer, records []cpio.Record) error {
 	return err
 }
 
-// Counter counts what it writes.
+// Counter counts in N the bytes that it writes to W.
 type Counter struct {
 	W io.Writer
 	N int64

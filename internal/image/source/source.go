@@ -184,7 +184,7 @@ func (x *extraction) checkSpace(found []*candidate) error {
 		return err
 	}
 	if free < need {
-		return errdefs.New(errdefs.NoSpace, "space in %s: %d MiB are free and up to %d MiB are needed; free some and import again", filepath.Dir(x.Work), free>>20, need>>20)
+		return errdefs.New(errdefs.NoSpace, "space for a copy of the disk: %d MiB are free and up to %d MiB are needed; free some and import again", free>>20, need>>20)
 	}
 	return nil
 }
