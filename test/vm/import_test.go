@@ -1,13 +1,17 @@
 package vm_test
 
 import (
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/u-root/u-root/pkg/cpio"
 
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/image/source/sourcetest"
@@ -19,8 +23,9 @@ import (
 //	clouddisk FILE         makes a qcow2 file as distributions have them for
 //	                       clouds: the prepared image's root with its kernel in
 //	                       /boot, not unmounted, on a partition between others
-//	baredisk FILE KERNEL   copies the prepared image's root, which has modules
-//	                       and no kernel, and its kernel
+//	baredisk FILE KERNEL INITRD
+//	                       copies the prepared image's root and its kernel, and
+//	                       makes an initrd with that one's modules
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := session.Commands()
 	all["clouddisk"] = func(ts *testscript.TestScript, neg bool, args []string) {
@@ -28,10 +33,11 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		ts.Check(cloudDisk(ts.MkAbs(args[0])))
 	}
 	all["baredisk"] = func(ts *testscript.TestScript, neg bool, args []string) {
-		session.Usage(ts, neg, args, 2, "baredisk FILE KERNEL")
+		session.Usage(ts, neg, args, 3, "baredisk FILE KERNEL INITRD")
 		from := os.Getenv(imageVariable)
 		ts.Check(copyFile(filepath.Join(from, "root.img"), ts.MkAbs(args[0])))
 		ts.Check(copyFile(filepath.Join(from, "kernel"), ts.MkAbs(args[1])))
+		ts.Check(initrd(ts.MkAbs(args[2]), filepath.Join(from, "root.img")))
 	}
 	return all
 }
@@ -81,4 +87,52 @@ func tool(args ...string) error {
 		return fmt.Errorf("%s: %w: %s", args[0], err, out)
 	}
 	return nil
+}
+
+// initrd makes an initial RAM disk of the modules in a root disk: an archive
+// before it, as for microcode, and the rest compressed.
+func initrd(path, root string) error {
+	tree, err := os.MkdirTemp(filepath.Dir(path), "modules")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tree)
+	if err := tool("debugfs", "-R", "rdump /usr/lib/modules "+tree, root); err != nil {
+		return err
+	}
+	records := []cpio.Record{}
+	err = filepath.WalkDir(tree, func(name string, entry os.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		below, _ := filepath.Rel(tree, name) // it is below
+		records = append(records, cpio.StaticFile(filepath.Join("usr/lib", below), string(data), 0o644))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	out, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	write := func(w io.Writer, records ...cpio.Record) error {
+		archive := cpio.Newc.Writer(w)
+		for _, r := range records {
+			if err := archive.WriteRecord(r); err != nil {
+				return err
+			}
+		}
+		return cpio.WriteTrailer(archive)
+	}
+	if err := write(out, cpio.StaticFile("kernel/x86/microcode/none.bin", "none", 0o644)); err != nil {
+		return err
+	}
+	z := gzip.NewWriter(out)
+	if err := errors.Join(write(z, records...), z.Close()); err != nil {
+		return err
+	}
+	return out.Close()
 }

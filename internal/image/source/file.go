@@ -177,7 +177,13 @@ func (f *file) copy(ctx context.Context, path string, offset, size int64, report
 		return storage(path, err)
 	}
 	defer out.Close()
-	err = sparse.Copy(ctx, out, f.File, offset, size, func(done int64) { report(done, size) })
+	reported := int64(-1)
+	err = sparse.Copy(ctx, out, f.File, offset, size, func(done int64) {
+		if done>>20 != reported {
+			reported = done >> 20
+			report(done, size)
+		}
+	})
 	if err == nil {
 		err = out.Close()
 	}
