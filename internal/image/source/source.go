@@ -113,12 +113,12 @@ func (x *extraction) run(ctx context.Context) (Root, error) {
 	}
 	x.Report("checking the file system", 0, 0)
 	root := Root{Path: chosen.tree.path, Tree: chosen.tree}
-	replayed, err := chosen.tree.settle(ctx, chosen.unclean)
+	note, err := chosen.tree.settle(ctx, chosen.unclean)
 	if err != nil {
 		return Root{}, fmt.Errorf("%s: %s: %w", x.Path, chosen.partition, err)
 	}
-	if replayed {
-		root.Notes = append(root.Notes, "the file system was not unmounted: its journal was replayed in the image; the file is as it was")
+	if note != "" {
+		root.Notes = append(root.Notes, note)
 	}
 	for _, c := range found {
 		if c != chosen {

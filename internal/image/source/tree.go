@@ -133,53 +133,68 @@ func (t Tree) ask(ctx context.Context, request, name string, out *limited) error
 	return nil
 }
 
-// settle makes the file system sound: one that was not unmounted gets its
-// journal replayed, which replayed says; another one has to be as it should.
-func (t Tree) settle(ctx context.Context, unclean bool) (replayed bool, err error) {
+// settle makes the file system sound, and returns what a person should know of
+// that. One that was not unmounted gets its journal replayed, and what a crash
+// leaves corrected; another one has to be as it should.
+func (t Tree) settle(ctx context.Context, unclean bool) (note string, err error) {
 	if unclean {
 		// 1: something was corrected, 2: a mounted one would want a reboot; e2fsck(8).
-		line, code, err := t.check(ctx, "-fy")
-		if err != nil && (code < 1 || code > 3) {
-			return false, damaged(ctx, line, err)
+		found, err := t.check(ctx, "-fy")
+		if err != nil && (found.code < 1 || found.code > 3) {
+			return "", damaged(ctx, found, err)
 		}
+		note = "the file system was not unmounted: its journal was replayed in the image"
+		if found.corrected > 0 {
+			note += fmt.Sprintf(", and e2fsck corrected %d things", found.corrected)
+		}
+		note += "; the file is as it was"
 	}
-	if line, _, err := t.check(ctx, "-fn"); err != nil {
-		return false, damaged(ctx, line, err)
+	if found, err := t.check(ctx, "-fn"); err != nil {
+		return "", damaged(ctx, found, err)
 	}
-	return unclean, nil
+	return note, nil
 }
 
-func damaged(ctx context.Context, line string, err error) error {
+func damaged(ctx context.Context, found findings, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if errdefs.Is(err, errdefs.NoSpace) {
 		return err
 	}
-	return errdefs.New(errdefs.Invalid, "the file system is damaged: %s (%w); repair the original with e2fsck and import it again", line, err)
+	return errdefs.New(errdefs.Invalid, "the file system is damaged: %s (%w); repair the original with e2fsck and import it again", found.first, err)
 }
 
-// check runs e2fsck, and gives the first thing that it says is wrong.
-func (t Tree) check(ctx context.Context, mode string) (line string, code int, err error) {
+// findings are what e2fsck says.
+type findings struct {
+	code int
+	// first is the first thing that is wrong, and corrected how many were.
+	first     string
+	corrected int
+}
+
+// check runs e2fsck.
+func (t Tree) check(ctx context.Context, mode string) (findings, error) {
 	info, err := os.Stat(t.path)
 	if err != nil {
-		return "", -1, storage(t.path, err)
+		return findings{code: -1}, storage(t.path, err)
 	}
-	var out strings.Builder
+	var text strings.Builder
+	out := &limited{w: &text, left: maxOutput}
 	err = recipe.Command{
-		Args: []string{"e2fsck", mode, t.path}, Stdout: &limited{w: &out, left: maxOutput}, Stderr: &limited{w: &out, left: maxOutput},
+		Args: []string{"e2fsck", mode, t.path}, Stdout: out, Stderr: out,
 		Limits: &recipe.Limits{Memory: treeMemory, File: info.Size(), CPU: checkCPU},
 	}.Run(ctx)
-	for text := range strings.Lines(out.String()) {
-		text = strings.TrimSpace(text)
-		if text != "" && !strings.HasPrefix(text, "e2fsck ") && !strings.HasPrefix(text, "Pass ") && !strings.HasPrefix(text, "Warning") {
-			line = text
+	found := findings{code: exitCode(err), corrected: strings.Count(text.String(), "? yes")}
+	for line := range strings.Lines(text.String()) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "e2fsck ") && !strings.HasPrefix(line, "Pass ") && !strings.HasPrefix(line, "Warning") {
+			found.first = line
 			break
 		}
 	}
-	code = exitCode(err)
-	if err != nil && strings.Contains(out.String(), "No space left on device") {
+	if err != nil && strings.Contains(text.String(), "No space left on device") {
 		err = errdefs.New(errdefs.NoSpace, "repair the file system: no space left; free some and import again")
 	}
-	return line, code, err
+	return found, err
 }
