@@ -122,9 +122,10 @@ func TestExtract(t *testing.T) {
 	disk := d.gpt("disk.raw", []string{sourcetest.Linux, sourcetest.Root}, data, root)
 	d.img("convert", "-O", "qcow2", disk, d.path("plain.qcow2"))
 	d.img("convert", "-O", "qcow2", "-c", disk, d.path("packed.qcow2"))
+	d.img("convert", "-O", "qcow2", "-c", "-o", "compression_type=zstd", disk, d.path("zstd.qcow2"))
 	d.img("convert", "-O", "qcow2", "-o", "compat=0.10,cluster_size=2M", disk, d.path("old.qcow2"))
 	d.img("convert", "-O", "qcow2", "-o", "extended_l2=on,cluster_size=128k", root, d.path("a ?=:,\"'b.qcow2"))
-	for _, name := range []string{"root", "disk.raw", "plain.qcow2", "packed.qcow2", "old.qcow2", "a ?=:,\"'b.qcow2"} {
+	for _, name := range []string{"root", "disk.raw", "plain.qcow2", "packed.qcow2", "zstd.qcow2", "old.qcow2", "a ?=:,\"'b.qcow2"} {
 		t.Run(name, func(t *testing.T) {
 			d := disks{t, d.dir}
 			data, err := os.ReadFile(d.path(name))
