@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image/source"
 	"github.com/holdpoint/holdpoint/internal/image/source/sourcetest"
@@ -126,5 +127,52 @@ func TestImportLeavesNothing(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(cfg.ImagesDir); err != nil || len(entries) != 0 {
 		t.Errorf("left are %v, %v", entries, err)
+	}
+}
+
+// TestImportStoppedAtEveryStep ends an import before each of its steps on disk
+// in turn, as a power cut would. There is never half an image, and Sweep removes
+// the rest; the import can be done again.
+func TestImportStoppedAtEveryStep(t *testing.T) {
+	cfg := importConfig(t)
+	cut := errors.New("power cut")
+	stride := 1
+	if testing.Short() {
+		stride = 4
+	}
+	for k := 0; ; k += stride {
+		home := testConfig(t)
+		cfg.ImagesDir = home.ImagesDir
+		steps := 0
+		cfg.FS = &durable.FS{Before: func(durable.Step) error {
+			if steps++; steps > k {
+				return cut
+			}
+			return nil
+		}}
+		_, _, err := Import(t.Context(), cfg, nil)
+		if err == nil {
+			if steps > k || k < 10 {
+				t.Fatalf("an import of %d steps succeeded after %d", steps, k)
+			}
+			return
+		}
+		if !errors.Is(err, cut) {
+			t.Fatalf("step %d: %v", k, err)
+		}
+		if err := Sweep(t.Context(), home); err != nil {
+			t.Fatalf("step %d: %v", k, err)
+		}
+		cfg.FS = nil
+		img, _, err := Import(t.Context(), cfg, nil)
+		if err == nil {
+			err = img.Check(t.Context())
+		}
+		if err != nil {
+			t.Errorf("step %d, and again: %v", k, err)
+		}
+		if entries, err := os.ReadDir(cfg.ImagesDir); err != nil || len(entries) != 1 {
+			t.Errorf("step %d, and again: images %v, %v", k, entries, err)
+		}
 	}
 }
