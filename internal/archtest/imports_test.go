@@ -26,6 +26,7 @@ var levels = map[string]int{
 	"internal/agent":     1,
 	"internal/dirty":     1,
 	"internal/store":     1,
+	"internal/oci":       1,
 	// 2: the machine.
 	"internal/machine": 2,
 	"internal/qemu":    2,
