@@ -56,21 +56,14 @@ func (t *Tree) count() {
 	each(t.root, func(n *inode) { n.links++; n.unplaced++ })
 }
 
-// Placed is an entry with where it is on disk.
-type Placed struct {
-	Entry
-	// Device and Inode are those of the file system it was placed on.
-	Device, Inode uint64
-}
-
 // Place builds the tree of names in dir, an empty folder on the same file
-// system as the scratch folder, and calls placed for each as Walk does. The
-// content moves there: a tree can be placed once, and ReadFile no longer works
-// after it. Everything belongs to whoever runs this, files with the mode 0600
-// and folders with 0700 whatever the image says; devices and pipes are empty
-// files. Names and links, times, content and its holes are as in the image.
-// What has been placed when it fails stays.
-func (t *Tree) Place(ctx context.Context, dir string, placed func(Placed) error) error {
+// system as the scratch folder. The content moves there: a tree can be placed
+// once, and ReadFile no longer works after it. What is there belongs to whoever
+// runs this, files with the mode 0600 and folders with 0700 whatever the image
+// says, and devices are left out; all of that needs root, and Walk tells it.
+// Names, links and content, holes included, are as in the image. What has been
+// placed when it fails stays.
+func (t *Tree) Place(ctx context.Context, dir string) error {
 	t.count()
 	scratch, err := openFolder(unix.AT_FDCWD, t.scratch)
 	if err != nil {
@@ -82,25 +75,20 @@ func (t *Tree) Place(ctx context.Context, dir string, placed func(Placed) error)
 		return placeError(dir, err)
 	}
 	defer unix.Close(fd)
-	p := placer{ctx: ctx, tree: t, scratch: scratch, placed: placed}
-	return p.folder(unix.AT_FDCWD, dir, fd, "/", t.root)
+	p := placer{ctx: ctx, scratch: scratch}
+	return p.folder(fd, "/", t.root)
 }
 
 // placer builds a tree through descriptors of folders it has made itself, one
 // element of a path at a time, and follows no link.
 type placer struct {
 	ctx     context.Context
-	tree    *Tree
 	scratch int
-	placed  func(Placed) error
 	extra   int // the last number of a file that has several names and no content, below 0
 }
 
-// folder places what is in a folder that is there already, then its time.
-func (p *placer) folder(parent int, base string, fd int, name string, n *node) error {
-	if err := p.report(fd, ".", name, n); err != nil {
-		return err
-	}
+// folder places what is in a folder that is there already.
+func (p *placer) folder(fd int, name string, n *node) error {
 	for _, base := range slices.Sorted(maps.Keys(n.children)) {
 		if err := p.ctx.Err(); err != nil {
 			return fmt.Errorf("place %.300q: %w", name, err)
@@ -109,18 +97,16 @@ func (p *placer) folder(parent int, base string, fd int, name string, n *node) e
 			return err
 		}
 	}
-	if err := setTime(parent, base, n.inode); err != nil {
-		return placeError(name, err)
-	}
 	return nil
 }
 
 func (p *placer) child(parent int, base, name string, n *node) error {
-	if !n.isDir() {
-		if err := p.file(parent, base, n.inode); err != nil {
-			return placeError(name, err)
-		}
-		return p.report(parent, base, name, n)
+	switch n.Type {
+	case tar.TypeChar, tar.TypeBlock:
+		return nil
+	case tar.TypeDir:
+	default:
+		return placeError(name, p.file(parent, base, n.inode))
 	}
 	if err := unix.Mkdirat(parent, base, 0o700); err != nil {
 		return placeError(name, err)
@@ -130,7 +116,7 @@ func (p *placer) child(parent int, base, name string, n *node) error {
 		return placeError(name, err)
 	}
 	defer unix.Close(fd)
-	return p.folder(parent, base, fd, name, n)
+	return p.folder(fd, name, n)
 }
 
 // file places one name of a file: the last moves it there, those before are
@@ -151,47 +137,22 @@ func (p *placer) file(parent int, base string, n *inode) error {
 	if n.unplaced > 0 {
 		return unix.Linkat(p.scratch, own, parent, base, 0)
 	}
-	if err := unix.Renameat(p.scratch, own, parent, base); err != nil {
-		return err
-	}
-	return setTime(parent, base, n)
+	return unix.Renameat(p.scratch, own, parent, base)
 }
 
-// makeFile makes what has no content, with its time.
+// makeFile makes what has no content.
 func makeFile(parent int, base string, n *inode) error {
-	if n.Type == tar.TypeSymlink {
-		if err := unix.Symlinkat(n.Target, parent, base); err != nil {
-			return err
-		}
-		return setTime(parent, base, n)
+	switch n.Type {
+	case tar.TypeSymlink:
+		return unix.Symlinkat(n.Target, parent, base)
+	case tar.TypeFifo:
+		return unix.Mkfifoat(parent, base, 0o600)
 	}
 	fd, err := unix.Openat(parent, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
-	if err := unix.Close(fd); err != nil {
-		return err
-	}
-	return setTime(parent, base, n)
-}
-
-func setTime(parent int, base string, n *inode) error {
-	t := unix.NsecToTimespec(n.ModTime.UnixNano())
-	return unix.UtimesNanoAt(parent, base, []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW)
-}
-
-func (p *placer) report(parent int, base, name string, n *node) error {
-	if p.placed == nil {
-		return nil
-	}
-	var stat unix.Stat_t
-	if err := unix.Fstatat(parent, base, &stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return placeError(name, err)
-	}
-	return p.placed(Placed{
-		Entry:  Entry{Path: name, Attributes: n.Attributes, Links: n.links},
-		Device: stat.Dev, Inode: stat.Ino,
-	})
+	return unix.Close(fd)
 }
 
 func openFolder(parent int, base string) (int, error) {
@@ -199,6 +160,9 @@ func openFolder(parent int, base string) (int, error) {
 }
 
 func placeError(name string, err error) error {
+	if err == nil {
+		return nil
+	}
 	kind := errdefs.Storage
 	if err == unix.ENOSPC || err == unix.EDQUOT {
 		kind = errdefs.NoSpace
