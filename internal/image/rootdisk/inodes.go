@@ -2,6 +2,7 @@ package rootdisk
 
 import (
 	"archive/tar"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -191,7 +192,10 @@ func (f *filesystem) sign(ino uint32, inode []byte) {
 // chown gives a folder and all files below it what want says of them by their
 // paths. It goes through the file system by itself, for mkfs.ext4 does
 // not tell which inodes it took.
-func (f *filesystem) chown(ino uint32, dir string, want map[string]tree.Attributes) error {
+func (f *filesystem) chown(ctx context.Context, ino uint32, dir string, want map[string]tree.Attributes) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	inode, err := f.own(ino, want[dir])
 	if err != nil {
 		return fmt.Errorf("give an owner to %.300q: %w", dir, err)
@@ -207,7 +211,7 @@ func (f *filesystem) chown(ino uint32, dir string, want map[string]tree.Attribut
 				return nil
 			}
 			if attributes.Type == tar.TypeDir {
-				return f.chown(ino, at, want)
+				return f.chown(ctx, ino, at, want)
 			}
 			_, err := f.own(ino, attributes)
 			return err

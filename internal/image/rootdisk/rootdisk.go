@@ -35,7 +35,7 @@ type Config struct {
 	// system of the tree's scratch folder; what is in it afterwards is the
 	// caller's to remove.
 	Dir string
-	// Path is the disk's file. It is made; one that is there is written over.
+	// Path is the disk's file, which is made and must not be there.
 	Path string
 	// Bytes is the disk's size, whole KiB.
 	Bytes int64
@@ -52,6 +52,11 @@ func Make(ctx context.Context, files *tree.Tree, cfg Config) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return errdefs.New(errdefs.Storage, "make the root disk: %w", err)
 	}
+	disk, err := os.OpenFile(cfg.Path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return errdefs.New(errdefs.Storage, "make the root disk: %w", err)
+	}
+	defer disk.Close()
 	found, err := collect(files)
 	if err == nil {
 		err = files.Place(ctx, dir)
@@ -63,7 +68,7 @@ func Make(ctx context.Context, files *tree.Tree, cfg Config) error {
 		err = found.add(ctx, cfg)
 	}
 	if err == nil {
-		err = own(cfg.Path, found.attributes)
+		err = own(ctx, disk, found.attributes)
 	}
 	if err != nil {
 		return fmt.Errorf("make the root disk: %w", err)
@@ -97,18 +102,13 @@ func collect(files *tree.Tree) (extras, error) {
 }
 
 // own writes modes, owners and times into the inodes.
-func own(disk string, attributes map[string]tree.Attributes) error {
-	file, err := os.OpenFile(disk, os.O_RDWR, 0)
-	if err != nil {
-		return storage(err)
-	}
-	defer file.Close()
-	fs, err := openFilesystem(file)
+func own(ctx context.Context, disk *os.File, attributes map[string]tree.Attributes) error {
+	fs, err := openFilesystem(disk)
 	if err == nil {
-		err = fs.chown(rootInode, "/", attributes)
+		err = fs.chown(ctx, rootInode, "/", attributes)
 	}
-	if err == nil {
-		err = file.Close()
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	return storage(err)
 }
@@ -119,7 +119,7 @@ func format(ctx context.Context, cfg Config, dir string) error {
 	var said complaints
 	err := recipe.Command{
 		Args: []string{
-			"mkfs.ext4", "-q", "-F", "-L", "holdpoint", "-m", "0",
+			"mkfs.ext4", "-q", "-F", "-b", "4096", "-L", "holdpoint", "-m", "0",
 			"-E", "root_owner=0:0,no_copy_xattrs,lazy_itable_init=0,lazy_journal_init=0",
 			"-d", dir, cfg.Path, strconv.FormatInt(cfg.Bytes>>10, 10) + "k",
 		},
@@ -162,14 +162,15 @@ func (found extras) add(ctx context.Context, cfg Config) error {
 func (found extras) requests(dir string) (string, error) {
 	var b strings.Builder
 	for _, name := range found.devices { // without numbers: debugfs has no large ones
-		if !plain(name) {
-			return "", errdefs.New(errdefs.Unsupported, "the device %.300q has a name that debugfs does not understand", name)
-		}
-		kind := 'b'
+		kind := "b"
 		if found.attributes[name].Type == tar.TypeChar {
-			kind = 'c'
+			kind = "c"
 		}
-		fmt.Fprintf(&b, "cd \"%s\"\nmknod \"%s\" %c 0 0\n", path.Dir(name), path.Base(name), kind)
+		for _, words := range [][]string{{"cd", path.Dir(name)}, {"mknod", path.Base(name), kind, "0", "0"}} {
+			if err := request(&b, words); err != nil {
+				return "", fmt.Errorf("make the device %.300q: %w", name, err)
+			}
+		}
 	}
 	values := filepath.Join(dir, "attributes")
 	if err := os.Mkdir(values, 0o700); err != nil {
@@ -177,21 +178,34 @@ func (found extras) requests(dir string) (string, error) {
 	}
 	for i, x := range found.xattrs {
 		value := filepath.Join(values, strconv.Itoa(i))
-		if !plain(x.path) || !plain(x.name) || !plain(value) {
-			return "", errdefs.New(errdefs.Unsupported, "the attribute %.300q of %.300q has a name that debugfs does not understand", x.name, x.path)
-		}
 		if err := os.WriteFile(value, []byte(x.value), 0o600); err != nil {
 			return "", storage(err)
 		}
-		fmt.Fprintf(&b, "ea_set -f \"%s\" \"%s\" \"%s\"\n", value, x.path, x.name)
+		if err := request(&b, []string{"ea_set", "-f", value, x.path, x.name}); err != nil {
+			return "", fmt.Errorf("set %.300q of %.300q: %w", x.name, x.path, err)
+		}
 	}
 	return b.String(), nil
 }
 
-// plain reports whether a name can be told to debugfs, whose lines know quotes
-// and nothing in them.
-func plain(name string) bool {
-	return !strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == '"' })
+// maxRequest is the longest line for debugfs, in bytes. It takes what is
+// beyond 8 KiB for the next line, and a line may be a command of the shell.
+const maxRequest = 7 << 10
+
+// request writes a line for debugfs, whose words are between quotes and hold
+// neither quotes nor control characters.
+func request(b *strings.Builder, words []string) error {
+	for _, word := range words {
+		if strings.ContainsFunc(word, func(r rune) bool { return r < ' ' || r == '"' }) {
+			return errdefs.New(errdefs.Unsupported, "there are characters in its name that debugfs does not understand")
+		}
+	}
+	line := words[0] + ` "` + strings.Join(words[1:], `" "`) + "\"\n"
+	if len(line) > maxRequest {
+		return errdefs.New(errdefs.Unsupported, "its path is too long for debugfs")
+	}
+	b.WriteString(line)
+	return nil
 }
 
 func storage(err error) error {
