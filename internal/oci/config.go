@@ -68,7 +68,7 @@ func (img *Image) readConfig(data []byte, layers int) ([]digest, error) {
 	}
 	switch {
 	case !platform{doc.OS, doc.Architecture}.isOurs():
-		return nil, errdefs.New(errdefs.Unsupported, "the image is for %.100s/%.100s and not for linux/amd64", doc.OS, doc.Architecture)
+		return nil, errdefs.New(errdefs.Unsupported, "the image is for %.100q and not for linux/amd64", doc.OS+"/"+doc.Architecture)
 	case doc.RootFS.Type != "layers":
 		return nil, errdefs.New(errdefs.Unsupported, "the config's rootfs is of type %.100q and not of layers", doc.RootFS.Type)
 	case layers > maxLayers:

@@ -159,11 +159,11 @@ func (r *layerReader) explain(err error) error {
 	case errors.Is(err, syscall.ENOSPC):
 		kind = errdefs.NoSpace
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errdefs.New(errdefs.Invalid, "layer %s: it is cut off", r.layer.name)
+		return errdefs.New(errdefs.Invalid, "layer %.300q: it is cut off", r.layer.name)
 	case errors.As(err, &pe):
 		kind = errdefs.Storage
 	case kind == errdefs.Internal:
-		return errdefs.New(errdefs.Invalid, "layer %s: it is no tar, or damaged: %w", r.layer.name, err)
+		return errdefs.New(errdefs.Invalid, "layer %.300q: it is no tar, or damaged: %w", r.layer.name, err)
 	}
-	return errdefs.New(kind, "layer %s: %w", r.layer.name, err)
+	return errdefs.New(kind, "layer %.300q: %w", r.layer.name, err)
 }

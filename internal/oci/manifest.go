@@ -264,7 +264,7 @@ func (img *Image) addLayer(l layer) error {
 	}
 	f.Close()
 	if !l.digest.isZero() && size != l.size {
-		return errdefs.New(errdefs.Invalid, "layer %s has %d bytes instead of %d; it is damaged or cut off", l.name, size, l.size)
+		return errdefs.New(errdefs.Invalid, "layer %.300q has %d bytes instead of %d; it is damaged or cut off", l.name, size, l.size)
 	}
 	l.size = size
 	img.Bytes += size

@@ -180,17 +180,17 @@ func readDocument(src source, name string, want digest, size int64) ([]byte, err
 	}
 	defer f.Close()
 	if have > maxDocument {
-		return nil, errdefs.New(errdefs.Invalid, "%s has %d bytes, more than the %d that such a file may have", name, have, maxDocument)
+		return nil, errdefs.New(errdefs.Invalid, "%.300q has %d bytes, more than the %d that such a file may have", name, have, maxDocument)
 	}
 	if size >= 0 && have != size {
-		return nil, errdefs.New(errdefs.Invalid, "%s has %d bytes instead of %d; it is damaged or cut off", name, have, size)
+		return nil, errdefs.New(errdefs.Invalid, "%.300q has %d bytes instead of %d; it is damaged or cut off", name, have, size)
 	}
 	data := make([]byte, have)
 	if _, err := io.ReadFull(f, data); err != nil {
-		return nil, errdefs.New(errdefs.Invalid, "read %s: it is cut off: %w", name, err)
+		return nil, errdefs.New(errdefs.Invalid, "read %.300q: it is cut off: %w", name, err)
 	}
 	if !want.isZero() && !want.matches(data) {
-		return nil, errdefs.New(errdefs.Invalid, "%s does not have the digest %s; it is damaged", name, want)
+		return nil, errdefs.New(errdefs.Invalid, "%.300q does not have the digest %s; it is damaged", name, want)
 	}
 	return data, nil
 }

@@ -123,7 +123,7 @@ func TestChoice(t *testing.T) {
 		{"index in an index", "", []object{index(index(arm, amd))}, "amd", ""},
 		{"indexes too deep", "", []object{deep}, "indexes are inside", errdefs.Invalid},
 		{"another platform", "", []object{index(arm, attestation)}, "no image for linux/amd64", errdefs.Unsupported},
-		{"another platform's config", "", []object{arm}, "for linux/arm64", errdefs.Unsupported},
+		{"another platform's config", "", []object{arm}, "for \"linux/arm64\"", errdefs.Unsupported},
 		{"several and no name", "", two, "name one of \"debian:12, me/app:1\"", errdefs.Invalid},
 		{"by name", "me/app:1", two, "other", ""},
 		{"by short name", "debian:12", two, "amd", ""},
@@ -273,7 +273,7 @@ func TestHostileImages(t *testing.T) {
 			c := ocitest.ConfigOf(nil, layerOf(t, "1"))
 			c["os"] = "windows"
 			config(t, l, m, c)
-		}, errdefs.Unsupported, "windows/amd64"},
+		}, errdefs.Unsupported, "for \"windows/amd64\""},
 		{"huge config", func(l ocitest.Layout, m, _ object) {
 			config(t, l, m, ocitest.ConfigOf(object{"User": strings.Repeat("x", 5<<20)}, layerOf(t, "1")))
 		}, errdefs.Invalid, "more than the"},
@@ -338,11 +338,12 @@ func TestHostileSources(t *testing.T) {
 		{"zstd", write("i", ocitest.Zstd(t, good)), errdefs.Unsupported, "zstd -d"},
 		{"too many files", write("i", ocitest.Layer(t, many...)), errdefs.Invalid, "more than 20000 files"},
 		{"link to itself", write("i", loop), errdefs.Invalid, "link to itself"},
-		{"link out of the folder", out, errdefs.Internal, "escapes"},
+		{"link out of the folder", out, errdefs.Invalid, "escapes"},
 		{"pipe", pipe, errdefs.Invalid, "neither a folder nor a file"},
 		{"pipe in the folder", inside, errdefs.Invalid, "no regular file"},
 		{"older: config not by digest", legacy("repositories", "x"), errdefs.Invalid, "not called by its digest"},
 		{"older: config elsewhere", legacy("../../"+strings.Repeat("0", 64)+".json", "x"), errdefs.NotFound, "has no file"},
+		{"older: names of several lines", legacy("a\nb/"+strings.Repeat("0", 64)+".json", "x"), errdefs.NotFound, "has no file"},
 		{"older: layer changed", changed.WriteTar(t), errdefs.Invalid, "that the config gives"},
 	}
 	for _, test := range tests {

@@ -62,6 +62,10 @@ func (s folder) open(name string) (io.ReadCloser, int64, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, 0, notThere(name)
 	}
+	var errno syscall.Errno
+	if err != nil && !errors.As(err, &errno) { // a link that leads out
+		err = errdefs.New(errdefs.Invalid, "%.300q in it: %w", name, err)
+	}
 	if err != nil {
 		return nil, 0, err
 	}

@@ -3,6 +3,8 @@ package rootdisk_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -76,6 +78,8 @@ func entry(kind byte, name string, mode int64, uid, gid int, content string) oci
 // capability is what setcap cap_net_raw=ep sets.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
+const manyFiles = 500
+
 func smallImage(t testing.TB) string {
 	old := entry(tar.TypeReg, "old", 0o644, 0, 0, "")
 	old.ModTime = time.Unix(-1_000_000_000, 250_000_000)
@@ -99,12 +103,18 @@ func smallImage(t testing.TB) string {
 	link.Linkname = "usr/lib"
 	hard := entry(tar.TypeLink, "home/again", 0o640, 1000, 100_000, "")
 	hard.Linkname = "home/file"
-	upper := ocitest.Layer(t,
+	// A folder of many blocks, between which the content of its files lies, so
+	// that its extents do not fit into its inode.
+	many := []ocitest.Entry{}
+	for i := range manyFiles {
+		many = append(many, entry(tar.TypeReg, fmt.Sprintf("many/%s%04d", strings.Repeat("n", 200), i), 0o604, i, 9, "content"))
+	}
+	upper := ocitest.Layer(t, append(many,
 		entry(tar.TypeDir, "tmp", 0o1777, 0, 0, ""), entry(tar.TypeDir, "secret", 0, 1000, 1000, ""), entry(tar.TypeReg, "secret/file", 0, 70_000, 4_000_000_000, "hidden"),
 		entry(tar.TypeReg, "home/file", 0o640, 1000, 100_000, strings.Repeat("content ", 10_000)), link, hard,
 		ocitest.File(".wh.gone", ""), ocitest.File("cache/.wh..wh..opq", ""), entry(tar.TypeReg, "cache/new", 0o644, 0, 0, "new"),
 		entry(tar.TypeReg, "holes", 0o644, 0, 0, strings.Repeat("\x00", 4<<20)+"end"),
-	)
+	)...)
 	return ocitest.Legacy(t, "small:1", nil, lower, upper).WriteTar(t)
 }
 
@@ -158,6 +168,15 @@ func TestMake(t *testing.T) {
 	}
 	if got := debugfs(t, disk, "cat /home/again"); got != strings.Repeat("content ", 10_000) {
 		t.Errorf("the content has %d bytes", len(got))
+	}
+	listing := debugfs(t, disk, "ls -p /many")
+	for i := range manyFiles {
+		if want := fmt.Sprintf("/100604/%d/9/%s%04d/7/", i, strings.Repeat("n", 200), i); !strings.Contains(listing, want) {
+			t.Fatalf("no %q among:\n%s", want, listing)
+		}
+	}
+	if tree := debugfs(t, disk, "extents /many"); !strings.Contains(tree, "1/ 1") {
+		t.Errorf("the folder has no extents outside of its inode:\n%s", tree)
 	}
 	if got := debugfs(t, disk, "ls -p /odd"); !strings.Contains(got, "/100600/3/4/line") {
 		t.Errorf("no odd name in %q", got)
@@ -224,6 +243,26 @@ func TestWhatDoesNotFit(t *testing.T) {
 	large.Format, large.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.a": strings.Repeat("b", 60_000)}
 	if _, err = makeDisk(t, t.TempDir(), ocitest.New(t, nil, nil, ocitest.Layer(t, large)).WriteDir(t), 8<<20); err == nil {
 		t.Error("an attribute that is too large for ext4 was lost without a word")
+	}
+}
+
+func TestCancel(t *testing.T) {
+	needTools(t)
+	img, err := oci.Open(t.Context(), smallImage(t), oci.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	files, err := img.Merge(t.Context(), t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	dir := t.TempDir()
+	err = rootdisk.Make(ctx, files, rootdisk.Config{Dir: dir, Path: filepath.Join(dir, "root.raw"), Bytes: 64 << 20, Log: io.Discard})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
 	}
 }
 

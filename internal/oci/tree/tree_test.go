@@ -2,11 +2,14 @@ package tree_test
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -356,5 +359,97 @@ func TestUser(t *testing.T) {
 	}
 	if got, err := none.User(""); err != nil || got.UID != 0 || got.Home != "/" {
 		t.Errorf("root of an empty image: %+v, %v", got, err)
+	}
+}
+
+// repeated gives p n times.
+type repeated struct {
+	p    []byte
+	n    int
+	left []byte
+}
+
+func (r *repeated) Read(p []byte) (int, error) {
+	if len(r.left) == 0 {
+		if r.n == 0 {
+			return 0, io.EOF
+		}
+		r.n--
+		r.left = r.p
+	}
+	n := copy(p, r.left)
+	r.left = r.left[n:]
+	return n, nil
+}
+
+func TestLimits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("some seconds of headers")
+	}
+	folder := ocitest.Layer(t, ocitest.Dir("d"))[:512]
+	value := strings.Repeat("x", 1<<20-1000)
+	fat := ocitest.Layer(t, ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeDir, Name: "d", Format: tar.FormatPAX, PAXRecords: map[string]string{"X.x": value}}})
+	tests := []struct {
+		name  string
+		layer io.Reader
+		want  string
+	}{
+		{"entries", &repeated{p: folder, n: 1_000_001}, "more than 1000000 files"},
+		{"headers", &repeated{p: fat[:len(fat)-1024], n: 260}, "bytes of names and attributes"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			err := tree.New(t.TempDir()).AddLayer(bufio.NewReaderSize(test.layer, 64<<10), anySize)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestSparse reads what GNU tar makes of a file with holes, in each format.
+func TestSparse(t *testing.T) {
+	if _, err := exec.LookPath("tar"); err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, off := range []int64{1 << 20, 3 << 20, 3<<20 + 300<<10} {
+		if _, err := f.WriteAt([]byte("data"), off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"--format=gnu", "--format=posix --sparse-version=0.0", "--format=posix --sparse-version=0.1", "--format=posix --sparse-version=1.0"} {
+		args := append(strings.Fields(format), "-C", dir, "-cSf", "-", "a")
+		layer, err := exec.CommandContext(t.Context(), "tar", args...).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(layer) > 1<<20 {
+			t.Logf("%s: no holes in %d bytes", format, len(layer))
+		}
+		files, placed := tree.New(t.TempDir()), t.TempDir()
+		if err := files.AddLayer(bytes.NewReader(layer), anySize); err != nil {
+			t.Fatalf("%s: %v", format, err)
+		}
+		got, err := files.ReadFile("a", 10<<20)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes, %v", format, len(got), err)
+		}
+		if err := files.Place(t.Context(), placed); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(filepath.Join(placed, "a"))
+		if err != nil || info.Size() != int64(len(want)) || info.Sys().(*syscall.Stat_t).Blocks*512 > 2<<20 {
+			t.Errorf("%s: placed as %v, %v", format, info, err)
+		}
 	}
 }
