@@ -93,6 +93,20 @@ func parseIndex(name string, data []byte) (index, error) {
 	return x, nil
 }
 
+// checkLayout reads the oci-layout file, which is there for its version.
+func checkLayout(data []byte) error {
+	var layout struct {
+		Version string `json:"imageLayoutVersion"`
+	}
+	if err := parse("oci-layout", data, &layout); err != nil {
+		return err
+	}
+	if !strings.HasPrefix(layout.Version, "1.") {
+		return errdefs.New(errdefs.Unsupported, "its layout has the version %.100q and not 1", layout.Version)
+	}
+	return nil
+}
+
 // blob reads a document by its descriptor.
 func (img *Image) blob(d descriptor) (name string, data []byte, err error) {
 	dig, err := parseDigest(d.Digest)

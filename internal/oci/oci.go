@@ -15,7 +15,8 @@
 //	user, err := files.User(img.Config.User)
 //	kernel, err := files.ReadFile("/boot/vmlinuz", limit)
 //
-// Package rootdisk makes an ext4 file system of the tree.
+// Package rootdisk then makes an ext4 file system of the tree, for which its
+// folder and scratch have to be on one file system.
 package oci
 
 import (
@@ -32,11 +33,12 @@ import (
 // Limits on what an image may hold. Real ones are far below: Docker allows 127
 // layers.
 const (
-	maxDocument  = 4 << 20 // bytes of an index, manifest or config
-	maxIndexes   = 3       // indexes inside one another
-	maxManifests = 1000    // manifests in all indexes
-	maxMembers   = 20_000  // files in a docker save tar
-	maxLayers    = 256
+	maxDocument   = 4 << 20 // bytes of an index, manifest or config
+	maxIndexes    = 3       // indexes inside one another
+	maxManifests  = 1000    // manifests in all indexes
+	maxMembers    = 20_000  // files in a docker save tar
+	maxMemberName = 4 << 10 // bytes of a file's name in it and of what it links to
+	maxLayers     = 256
 	// A layer may be maxRatio times as large as its blob once it is beyond
 	// freeRatio bytes; gzip and zstd make bombs of 1,000 times and more.
 	maxRatio  = 200
@@ -110,9 +112,12 @@ func (img *Image) read(ctx context.Context, name string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	_, err := readDocument(img.src, "oci-layout", digest{}, -1)
+	data, err := readDocument(img.src, "oci-layout", digest{}, -1)
 	switch {
 	case err == nil:
+		if err := checkLayout(data); err != nil {
+			return err
+		}
 		return img.readLayout(name)
 	case !errdefs.Is(err, errdefs.NotFound):
 		return err

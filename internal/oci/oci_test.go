@@ -3,6 +3,8 @@ package oci_test
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha512"
+	"encoding/hex"
 	"errors"
 	"maps"
 	"os"
@@ -189,6 +191,23 @@ func edit(t *testing.T, change func(l ocitest.Layout, manifest, layer object)) s
 	return l.Index(t, l.Blob("application/vnd.oci.image.manifest.v1+json", ocitest.JSON(t, manifest))).WriteDir(t)
 }
 
+// TestSHA512: both digests that the specification registers are checked.
+func TestSHA512(t *testing.T) {
+	with := func(digits func([]byte) string) string {
+		return edit(t, func(l ocitest.Layout, _, layer object) {
+			data := l[blobPath(layer)]
+			layer["digest"] = "sha512:" + digits(data)
+			l[blobPath(layer)] = data
+		})
+	}
+	path := with(func(data []byte) string { sum := sha512.Sum512(data); return hex.EncodeToString(sum[:]) })
+	if got, err := load(t, path, oci.Options{}); got != "1" || err != nil {
+		t.Errorf("/a is %q, %v", got, err)
+	}
+	_, err := load(t, with(func([]byte) string { return strings.Repeat("0", 128) }), oci.Options{})
+	wantError(t, err, errdefs.Invalid, "does not have the digest")
+}
+
 func blobPath(d object) string {
 	return "blobs/" + strings.Replace(d["digest"].(string), ":", "/", 1)
 }
@@ -325,11 +344,15 @@ func TestHostileSources(t *testing.T) {
 			changed[name] = layerOf(t, "2")
 		}
 	}
+	version := ocitest.New(t, nil, nil, layerOf(t, "1"))
+	version["oci-layout"] = []byte(`{"imageLayoutVersion":"2.0.0"}`)
 	tests := []struct {
 		name, path string
 		kind       errdefs.Kind
 		want       string
 	}{
+		{"another layout", version.WriteDir(t), errdefs.Unsupported, "version"},
+		{"name too long", write("i", ocitest.Layer(t, ocitest.File(strings.Repeat("n", 5000), ""))), errdefs.Invalid, "too long"},
 		{"missing", "/nonexistent/image.tar", errdefs.NotFound, "no such file"},
 		{"empty folder", t.TempDir(), errdefs.Invalid, "neither an oci-layout nor a manifest.json"},
 		{"no tar", write("i", []byte(strings.Repeat("text ", 1000))), errdefs.Invalid, "no tar"},

@@ -141,6 +141,9 @@ func listMembers(ctx context.Context, f *os.File) (map[string]member, error) {
 		if count == maxMembers {
 			return nil, errdefs.New(errdefs.Invalid, "it has more than %d files; give an OCI layout or the output of docker save", maxMembers)
 		}
+		if len(h.Name)+len(h.Linkname) > maxMemberName {
+			return nil, errdefs.New(errdefs.Invalid, "the name %.300q in it is too long", h.Name)
+		}
 		m, ok, err := memberOf(h, f, info.Size())
 		if err != nil {
 			return nil, err

@@ -7,6 +7,12 @@
 // owners and times are written into the new file system's inodes. Under
 // fakeroot, which tells mkfs.ext4 the owners, each look at a file is a
 // conversation of two processes: that takes two to four times as long.
+//
+//	files, err := img.Merge(ctx, filepath.Join(stage, "scratch"), progress)
+//	err = rootdisk.Make(ctx, files, rootdisk.Config{Dir: filepath.Join(stage, "work"), Path: disk, Bytes: size, Log: log})
+//	err = os.RemoveAll(stage)
+//
+// The caller digs holes and syncs, as for the disk of an image that is built.
 package rootdisk
 
 import (

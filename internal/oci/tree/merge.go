@@ -72,21 +72,16 @@ func (m *merger) entry(h *tar.Header) error {
 		return nil
 	}
 	err := m.named(h)
+	var pe *fs.PathError // of the scratch folder
 	switch {
+	case err == nil, errors.As(err, &pe), errdefs.KindOf(err) != errdefs.Internal:
+		return err
 	case errors.Is(err, fs.ErrInvalid):
 		err = errors.New("something above it is no folder")
 	case errors.Is(err, fs.ErrNotExist):
 		err = errors.New("what it links to does not exist")
 	}
-	if err == nil || errdefs.KindOf(err) != errdefs.Internal || isFileError(err) {
-		return err
-	}
 	return errdefs.New(errdefs.Invalid, "entry %.300q: %w", h.Name, err)
-}
-
-func isFileError(err error) bool {
-	var pe *fs.PathError
-	return errors.As(err, &pe)
 }
 
 // named merges an entry by its name: it removes, is passed over, or is there
