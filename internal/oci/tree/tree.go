@@ -34,6 +34,7 @@ const (
 	maxName    = 255       // bytes of one element of a path, and of an attribute's name
 	maxXattrs  = 64 << 10  // bytes of one file's attributes
 	maxLinks   = 40        // symbolic links followed for one path, as in Linux
+	maxSteps   = 4 << 10   // elements of one path with those links put in
 )
 
 // Tree is the merged content of layers. Its life: New, AddLayer for each layer
@@ -115,7 +116,8 @@ type walker struct {
 	create bool
 	layer  int
 
-	links int
+	links, steps int
+
 	trail []*node // from the root to the folder reached
 }
 
@@ -136,6 +138,9 @@ func (w *walker) folder(p string) (*node, error) {
 func (w *walker) here() *node { return w.trail[len(w.trail)-1] }
 
 func (w *walker) step(element string) error {
+	if w.steps++; w.steps > maxSteps {
+		return errTooDeep
+	}
 	at := w.here()
 	if w.create {
 		at.layer = w.layer

@@ -166,6 +166,7 @@ func TestHostileEntries(t *testing.T) {
 		{"below a whiteout", entries{file(".wh.d/a", "")}, "below the name of a whiteout"},
 		{"file above", entries{file("a", ""), file("a/b", "")}, "no folder"},
 		{"links in a circle", entries{sym("a", "b"), sym("b", "a"), file("a/x", "")}, "circle"},
+		{"links of many steps", entries{ocitest.Dir("d"), sym("a", strings.Repeat("d/../", 800)), sym("b", strings.Repeat("a/", 3)), file("b/x", "")}, "too long"},
 		{"link to itself", entries{sym("a", "a/b"), file("a/x", "")}, "circle"},
 		{"hard link to nothing", entries{hard("a", "b")}, "does not exist"},
 		{"hard link to itself", entries{hard("a", "a")}, "does not exist"},
