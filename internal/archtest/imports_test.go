@@ -25,6 +25,7 @@ var levels = map[string]int{
 	"internal/tarstream": 1,
 	"internal/agent":     1,
 	"internal/dirty":     1,
+	"internal/network":   1,
 	"internal/store":     1,
 	"internal/oci":       1,
 	// 2: the machine.
