@@ -1,0 +1,125 @@
+package names
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/holdpoint/holdpoint/internal/network/policy"
+)
+
+type nowhere struct{}
+
+func (nowhere) IsHost(netip.Addr) bool { return false }
+func (nowhere) Dial(context.Context, string, netip.AddrPort) (net.Conn, error) {
+	return nil, errors.New("no route")
+}
+func (nowhere) Nameservers() []netip.AddrPort { return nil }
+
+func server(t testing.TB) *Server {
+	t.Helper()
+	rules, err := policy.Policy{Mode: policy.Internet, Allow: []string{"listed.example"}}.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return New(Config{Rules: rules, Host: nowhere{}, HostName: "host.test", Refused: func(string, policy.Reason) {}})
+}
+
+func query(t testing.TB, name string) []byte {
+	t.Helper()
+	m := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: 7, RecursionDesired: true},
+		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}},
+	}
+	b, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestAnswers(t *testing.T) {
+	q := query(t, "listed.example.")
+	reply := bytes.Clone(q)
+	reply[2] |= 0x80
+	if !answers(reply, q) || !answers(bytes.ReplaceAll(reply, []byte("listed"), []byte("LISTED")), q) {
+		t.Error("the answer is none")
+	}
+	other := bytes.Clone(reply)
+	other[0]++
+	for what, m := range map[string][]byte{
+		"a query": q, "another id": other, "half of one": reply[:20], "nothing": nil,
+		"another name": append(bytes.Clone(reply[:2]), query(t, "misted.example.")[2:]...),
+	} {
+		if answers(m, q) {
+			t.Errorf("%s is an answer", what)
+		}
+	}
+}
+
+// TestPinsAreBounded: of the addresses of one name the last are kept.
+func TestPinsAreBounded(t *testing.T) {
+	s := server(t)
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{1, 1, byte(i >> 8), byte(i)}) }
+	for i := range maxPinned + 10 {
+		s.pin("listed.example", addr(i))
+	}
+	if s.HasName(addr(9), "listed.example") || !s.HasName(addr(10), "listed.example") || !s.HasName(addr(maxPinned+9), "listed.example") {
+		t.Error("the wrong ones are kept")
+	}
+}
+
+// FuzzAnswer: a guest's bytes give an answer or none.
+func FuzzAnswer(f *testing.F) {
+	f.Add(query(f, "listed.example."))
+	f.Add(query(f, "host.test."))
+	f.Add([]byte{0, 7, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0})
+	s := server(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		answer := s.Answer(t.Context(), b, policy.UDP)
+		if answer == nil {
+			return
+		}
+		if len(answer) < headerBytes || !bytes.Equal(answer[:2], b[:2]) || answer[2]&0x80 == 0 {
+			t.Errorf("%x is no answer to %x", answer, b)
+		}
+	})
+}
+
+// FuzzFilter: a name server's bytes never give out an address that is refused.
+func FuzzFilter(f *testing.F) {
+	m := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: 7, Response: true},
+		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName("listed.example."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}},
+		Answers: []dnsmessage.Resource{
+			{Header: dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName("listed.example."), Class: dnsmessage.ClassINET}, Body: &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}}},
+			{Header: dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName("listed.example."), Class: dnsmessage.ClassINET}, Body: &dnsmessage.AAAAResource{AAAA: netip.MustParseAddr("::ffff:10.0.0.1").As16()}},
+		},
+	}
+	b, err := m.Pack()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	s := server(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		out, err := s.filter(b, "listed.example")
+		if err != nil {
+			return
+		}
+		var m dnsmessage.Message
+		if err := m.Unpack(out); err != nil {
+			t.Fatalf("%x: %v", out, err)
+		}
+		for _, r := range append(m.Answers, m.Additionals...) {
+			if a, ok := r.Body.(*dnsmessage.AResource); ok && s.cfg.Rules.Address(s, netip.AddrFrom4(a.A)) != "" {
+				t.Errorf("%v was given out", a.A)
+			}
+		}
+	})
+}
