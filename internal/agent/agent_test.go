@@ -290,10 +290,11 @@ func TestPingAndConfigure(t *testing.T) {
 	conf := func() *agentv1.ConfigureRequest {
 		return &agentv1.ConfigureRequest{
 			Hostname: "web", MachineId: strings.Repeat("0f", 16), UnixNano: 1, Entropy: []byte{1},
-			OnBoot: `pwd; echo oops >&2; echo again >> ran; exit 3`,
+			Network: &agentv1.NetworkDevice{Nameservers: []string{"198.18.0.1"}},
+			OnBoot:  `pwd; echo oops >&2; echo again >> ran; exit 3`,
 		}
 	}
-	for _, bad := range []*agentv1.ConfigureRequest{{Hostname: "a b"}, {MachineId: "x"}, {Tmpfs: []string{"/"}}, {Tmpfs: []string{"rel"}}} {
+	for _, bad := range []*agentv1.ConfigureRequest{{Hostname: "a b"}, {MachineId: "x"}, {Tmpfs: []string{"/"}}, {Network: &agentv1.NetworkDevice{Gateways: []string{"x"}}}, {Tmpfs: []string{"rel"}}} {
 		_, err := m.Configure(testCtx(t), connect.NewRequest(bad))
 		wantKind(t, err, errdefs.Invalid)
 	}
@@ -311,7 +312,8 @@ func TestPingAndConfigure(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"etc/hostname": "web\n", "etc/machine-id": strings.Repeat("0f", 16) + "\n",
-		"etc/hosts": "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 web\n",
+		"etc/hosts":       "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 web\n",
+		"etc/resolv.conf": "nameserver 198.18.0.1\n",
 	} {
 		if b, err := os.ReadFile(filepath.Join(m.world, name)); err != nil || string(b) != want {
 			t.Errorf("%s: %q, %v", name, b, err)

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent/identity"
+	"github.com/holdpoint/holdpoint/internal/agent/interfaces"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -54,12 +56,30 @@ func checkConfigure(m *agentv1.ConfigureRequest) error {
 	if err := identity.Check(m.GetHostname(), m.GetMachineId()); err != nil {
 		return fmt.Errorf("configure: %w", err)
 	}
+	if _, err := interfaces.Parse(m.GetNetwork()); err != nil {
+		return fmt.Errorf("configure: %w", err)
+	}
 	for _, p := range m.GetTmpfs() {
 		if !path.IsAbs(p) || path.Clean(p) == "/" {
 			return errdefs.New(errdefs.Invalid, "configure: tmpfs %q: use an absolute path below /", p)
 		}
 	}
 	return nil
+}
+
+// bringUp sets the network device up; nil leaves it. Where it does not come up,
+// the machine is handed out all the same: who repairs it must get in.
+func (a *Agent) bringUp(d *agentv1.NetworkDevice) {
+	s, err := interfaces.Parse(d)
+	if d == nil || err != nil {
+		return // checked before
+	}
+	if a.cfg.Init {
+		err = interfaces.Up(s)
+	}
+	if err = errors.Join(err, interfaces.WriteNameservers(a.cfg.World, s.Nameservers)); err != nil {
+		a.cfg.Log.Error("the machine has no network", "error", err)
+	}
 }
 
 // sameIdentity compares what must stay the same within a boot.
@@ -83,6 +103,7 @@ func (a *Agent) configure(m *agentv1.ConfigureRequest) error {
 	if err := a.writeNames(m); err != nil {
 		return err
 	}
+	a.bringUp(m.GetNetwork())
 	if m.GetOnBoot() == "" {
 		return nil
 	}

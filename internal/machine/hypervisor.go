@@ -36,6 +36,9 @@ type RunConfig struct {
 	Disk []Layer
 	// Accelerator is "kvm" or "tcg".
 	Accelerator string
+	// NIC gives the guest a network device, whose other end is what the run's
+	// DialNetwork (Networked) connects to; nobody needs to.
+	NIC bool `json:",omitempty"`
 	// Incoming, not nil, is the instant the run continues from; Kernel,
 	// Initramfs and Cmdline are not used then.
 	Incoming *Incoming `json:",omitempty"`
@@ -147,6 +150,14 @@ type Run interface {
 	// Close lets go of the run without ending it, so that another process
 	// can adopt it. Not needed after exit.
 	Close() error
+}
+
+// Networked is a Run that may have a network device.
+type Networked interface {
+	// DialNetwork connects to the other end of the guest's network device; one
+	// connection at a time, and the next one whenever that has ended. It carries
+	// ethernet frames, each behind its length in four bytes, big-endian.
+	DialNetwork(ctx context.Context) (net.Conn, error)
 }
 
 // Ended reports whether the run's exit is proven.

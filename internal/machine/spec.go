@@ -44,6 +44,8 @@ const (
 
 	// NetworkNone means that the agent link is the guest's only way out.
 	NetworkNone = "none"
+	// NetworkUser is the network of a Platform with a network device.
+	NetworkUser = "user"
 )
 
 // State is a machine's lifecycle state.

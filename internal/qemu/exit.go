@@ -31,7 +31,7 @@ func (r *run) watch() {
 	r.stop()
 	_ = client.Close() // its socket is closed already
 	_ = r.proc.Close()
-	for _, name := range []string{qmpSocket, linkSocket} {
+	for _, name := range []string{qmpSocket, linkSocket, netSocket} {
 		_ = os.Remove(filepath.Join(r.cfg.SocketDir, name)) // QEMU does it when it can
 	}
 }

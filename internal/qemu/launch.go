@@ -125,6 +125,12 @@ func prepare(cfg machine.RunConfig, steps *undo.Stack) (f *inherited, err error)
 	if f.link, err = bind(filepath.Join(cfg.SocketDir, linkSocket), steps); err != nil {
 		return f, err
 	}
+	// QEMU makes this one itself: it takes no descriptor that it has to listen on.
+	network := filepath.Join(cfg.SocketDir, netSocket)
+	if err := os.Remove(network); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return f, err
+	}
+	steps.Add(func() { _ = os.Remove(network) })
 	f.events, err = openEvents(path(eventsIn))
 	return f, err
 }

@@ -49,6 +49,7 @@ const (
 
 	qmpSocket  = "qmp.sock"
 	linkSocket = "link.sock"
+	netSocket  = argv.Network
 
 	// maxSocketPath is the length the kernel allows for a socket's path.
 	maxSocketPath = 107

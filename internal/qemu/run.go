@@ -180,6 +180,18 @@ func (r *run) DialLink(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
+// DialNetwork is that of machine.Networked.
+func (r *run) DialNetwork(ctx context.Context) (net.Conn, error) {
+	if err := r.usable("dial network of"); err != nil {
+		return nil, err
+	}
+	conn, err := process.Dial(ctx, filepath.Join(r.cfg.SocketDir, netSocket))
+	if err != nil {
+		return nil, r.explain(ctx, "dial network of", err)
+	}
+	return conn, nil
+}
+
 // Kill is that of machine.Run.
 func (r *run) Kill(ctx context.Context) error {
 	if err := r.usable("kill"); err != nil {

@@ -153,7 +153,9 @@ type ConfigureRequest struct {
 	// The host's wall clock, nanoseconds since the Unix epoch; 0 leaves the guest's.
 	UnixNano int64 `protobuf:"varint,5,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"`
 	// Fresh entropy from the host for the kernel's pool; may be empty.
-	Entropy       []byte `protobuf:"bytes,6,opt,name=entropy,proto3" json:"entropy,omitempty"`
+	Entropy []byte `protobuf:"bytes,6,opt,name=entropy,proto3" json:"entropy,omitempty"`
+	// The guest's network device; absent where it has none.
+	Network       *NetworkDevice `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -230,6 +232,13 @@ func (x *ConfigureRequest) GetEntropy() []byte {
 	return nil
 }
 
+func (x *ConfigureRequest) GetNetwork() *NetworkDevice {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
 type ConfigureResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -266,6 +275,88 @@ func (*ConfigureResponse) Descriptor() ([]byte, []int) {
 	return file_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
+// NetworkDevice is what the guest's network device is given.
+type NetworkDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Finds the device: six bytes in hexadecimal, with colons.
+	Mac string `protobuf:"bytes,1,opt,name=mac,proto3" json:"mac,omitempty"`
+	// In bytes; 0 leaves the device's.
+	Mtu uint32 `protobuf:"varint,2,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// ADDRESS/PREFIX-LENGTH.
+	Addresses []string `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Where the default routes lead, at most one for each family.
+	Gateways []string `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty"`
+	// For /etc/resolv.conf.
+	Nameservers   []string `protobuf:"bytes,5,rep,name=nameservers,proto3" json:"nameservers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkDevice) Reset() {
+	*x = NetworkDevice{}
+	mi := &file_agent_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkDevice) ProtoMessage() {}
+
+func (x *NetworkDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkDevice.ProtoReflect.Descriptor instead.
+func (*NetworkDevice) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *NetworkDevice) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+func (x *NetworkDevice) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NetworkDevice) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *NetworkDevice) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *NetworkDevice) GetNameservers() []string {
+	if x != nil {
+		return x.Nameservers
+	}
+	return nil
+}
+
 type ContinueRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Hostname string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
@@ -281,7 +372,7 @@ type ContinueRequest struct {
 
 func (x *ContinueRequest) Reset() {
 	*x = ContinueRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_agent_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +384,7 @@ func (x *ContinueRequest) String() string {
 func (*ContinueRequest) ProtoMessage() {}
 
 func (x *ContinueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_agent_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +397,7 @@ func (x *ContinueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContinueRequest.ProtoReflect.Descriptor instead.
 func (*ContinueRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ContinueRequest) GetHostname() string {
@@ -347,7 +438,7 @@ type ContinueResponse struct {
 
 func (x *ContinueResponse) Reset() {
 	*x = ContinueResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -359,7 +450,7 @@ func (x *ContinueResponse) String() string {
 func (*ContinueResponse) ProtoMessage() {}
 
 func (x *ContinueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_agent_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -372,7 +463,7 @@ func (x *ContinueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContinueResponse.ProtoReflect.Descriptor instead.
 func (*ContinueResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ContinueResponse) GetClosedSockets() uint32 {
@@ -391,7 +482,7 @@ type StepClockRequest struct {
 
 func (x *StepClockRequest) Reset() {
 	*x = StepClockRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -403,7 +494,7 @@ func (x *StepClockRequest) String() string {
 func (*StepClockRequest) ProtoMessage() {}
 
 func (x *StepClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -416,7 +507,7 @@ func (x *StepClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepClockRequest.ProtoReflect.Descriptor instead.
 func (*StepClockRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *StepClockRequest) GetDeltaNano() int64 {
@@ -434,7 +525,7 @@ type StepClockResponse struct {
 
 func (x *StepClockResponse) Reset() {
 	*x = StepClockResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +537,7 @@ func (x *StepClockResponse) String() string {
 func (*StepClockResponse) ProtoMessage() {}
 
 func (x *StepClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +550,7 @@ func (x *StepClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepClockResponse.ProtoReflect.Descriptor instead.
 func (*StepClockResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 type ExecRequest struct {
@@ -479,7 +570,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +582,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +595,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -618,7 +709,7 @@ type StdinEnd struct {
 
 func (x *StdinEnd) Reset() {
 	*x = StdinEnd{}
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +721,7 @@ func (x *StdinEnd) String() string {
 func (*StdinEnd) ProtoMessage() {}
 
 func (x *StdinEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +734,7 @@ func (x *StdinEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinEnd.ProtoReflect.Descriptor instead.
 func (*StdinEnd) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 type ExecStart struct {
@@ -669,7 +760,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +772,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +785,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExecStart) GetArgv() []string {
@@ -765,7 +856,7 @@ type ExecAttach struct {
 
 func (x *ExecAttach) Reset() {
 	*x = ExecAttach{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +868,7 @@ func (x *ExecAttach) String() string {
 func (*ExecAttach) ProtoMessage() {}
 
 func (x *ExecAttach) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +881,7 @@ func (x *ExecAttach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAttach.ProtoReflect.Descriptor instead.
 func (*ExecAttach) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExecAttach) GetCommandId() string {
@@ -824,7 +915,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +927,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +940,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -881,7 +972,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +984,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +997,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -993,7 +1084,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1096,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1109,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecStarted) GetCommandId() string {
@@ -1050,7 +1141,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1153,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1166,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -1107,7 +1198,7 @@ type ListCommandsRequest struct {
 
 func (x *ListCommandsRequest) Reset() {
 	*x = ListCommandsRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1210,7 @@ func (x *ListCommandsRequest) String() string {
 func (*ListCommandsRequest) ProtoMessage() {}
 
 func (x *ListCommandsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1223,7 @@ func (x *ListCommandsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCommandsRequest.ProtoReflect.Descriptor instead.
 func (*ListCommandsRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 type ListCommandsResponse struct {
@@ -1144,7 +1235,7 @@ type ListCommandsResponse struct {
 
 func (x *ListCommandsResponse) Reset() {
 	*x = ListCommandsResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1247,7 @@ func (x *ListCommandsResponse) String() string {
 func (*ListCommandsResponse) ProtoMessage() {}
 
 func (x *ListCommandsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1260,7 @@ func (x *ListCommandsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCommandsResponse.ProtoReflect.Descriptor instead.
 func (*ListCommandsResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListCommandsResponse) GetCommands() []*Command {
@@ -1197,7 +1288,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1209,7 +1300,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1222,7 +1313,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Command) GetId() string {
@@ -1301,7 +1392,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1404,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1417,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UploadRequest) GetMessage() isUploadRequest_Message {
@@ -1383,7 +1474,7 @@ type UploadStart struct {
 
 func (x *UploadStart) Reset() {
 	*x = UploadStart{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1486,7 @@ func (x *UploadStart) String() string {
 func (*UploadStart) ProtoMessage() {}
 
 func (x *UploadStart) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1499,7 @@ func (x *UploadStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStart.ProtoReflect.Descriptor instead.
 func (*UploadStart) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UploadStart) GetPath() string {
@@ -1435,7 +1526,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1538,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1551,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UploadResponse) GetFiles() uint64 {
@@ -1486,7 +1577,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +1589,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +1602,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DownloadRequest) GetPath() string {
@@ -1530,7 +1621,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1633,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1646,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DownloadResponse) GetData() []byte {
@@ -1579,7 +1670,7 @@ type DialRequest struct {
 
 func (x *DialRequest) Reset() {
 	*x = DialRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1682,7 @@ func (x *DialRequest) String() string {
 func (*DialRequest) ProtoMessage() {}
 
 func (x *DialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1695,7 @@ func (x *DialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialRequest.ProtoReflect.Descriptor instead.
 func (*DialRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DialRequest) GetMessage() isDialRequest_Message {
@@ -1673,7 +1764,7 @@ type DialEnd struct {
 
 func (x *DialEnd) Reset() {
 	*x = DialEnd{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +1776,7 @@ func (x *DialEnd) String() string {
 func (*DialEnd) ProtoMessage() {}
 
 func (x *DialEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +1789,7 @@ func (x *DialEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialEnd.ProtoReflect.Descriptor instead.
 func (*DialEnd) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 type DialResponse struct {
@@ -1714,7 +1805,7 @@ type DialResponse struct {
 
 func (x *DialResponse) Reset() {
 	*x = DialResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1817,7 @@ func (x *DialResponse) String() string {
 func (*DialResponse) ProtoMessage() {}
 
 func (x *DialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1830,7 @@ func (x *DialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialResponse.ProtoReflect.Descriptor instead.
 func (*DialResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DialResponse) GetMessage() isDialResponse_Message {
@@ -1792,7 +1883,7 @@ type FactsRequest struct {
 
 func (x *FactsRequest) Reset() {
 	*x = FactsRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +1895,7 @@ func (x *FactsRequest) String() string {
 func (*FactsRequest) ProtoMessage() {}
 
 func (x *FactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +1908,7 @@ func (x *FactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FactsRequest.ProtoReflect.Descriptor instead.
 func (*FactsRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 type FactsResponse struct {
@@ -1830,7 +1921,7 @@ type FactsResponse struct {
 
 func (x *FactsResponse) Reset() {
 	*x = FactsResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +1933,7 @@ func (x *FactsResponse) String() string {
 func (*FactsResponse) ProtoMessage() {}
 
 func (x *FactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +1946,7 @@ func (x *FactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FactsResponse.ProtoReflect.Descriptor instead.
 func (*FactsResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FactsResponse) GetProcesses() []*Process {
@@ -1885,7 +1976,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +1988,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2001,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Process) GetPid() int32 {
@@ -1960,7 +2051,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2063,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2076,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Listener) GetPort() uint32 {
@@ -2019,7 +2110,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2122,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2135,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ShutdownRequest) GetGraceMillis() int64 {
@@ -2062,7 +2153,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2165,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2178,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 var File_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -2104,7 +2195,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"configured\x18\x04 \x01(\bR\n" +
 	"configured\x12\x1f\n" +
 	"\vuptime_nano\x18\x05 \x01(\x03R\n" +
-	"uptimeNano\"\xb3\x01\n" +
+	"uptimeNano\"\xf0\x01\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x1d\n" +
 	"\n" +
@@ -2112,8 +2203,15 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\aon_boot\x18\x03 \x01(\tR\x06onBoot\x12\x14\n" +
 	"\x05tmpfs\x18\x04 \x03(\tR\x05tmpfs\x12\x1b\n" +
 	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x12\x18\n" +
-	"\aentropy\x18\x06 \x01(\fR\aentropy\"\x13\n" +
-	"\x11ConfigureResponse\"\x83\x01\n" +
+	"\aentropy\x18\x06 \x01(\fR\aentropy\x12;\n" +
+	"\anetwork\x18\a \x01(\v2!.holdpoint.agent.v1.NetworkDeviceR\anetwork\"\x13\n" +
+	"\x11ConfigureResponse\"\x8f\x01\n" +
+	"\rNetworkDevice\x12\x10\n" +
+	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x10\n" +
+	"\x03mtu\x18\x02 \x01(\rR\x03mtu\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x1a\n" +
+	"\bgateways\x18\x04 \x03(\tR\bgateways\x12 \n" +
+	"\vnameservers\x18\x05 \x03(\tR\vnameservers\"\x83\x01\n" +
 	"\x0fContinueRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x1d\n" +
 	"\n" +
@@ -2249,84 +2347,86 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(*PingRequest)(nil),          // 0: holdpoint.agent.v1.PingRequest
 	(*PingResponse)(nil),         // 1: holdpoint.agent.v1.PingResponse
 	(*ConfigureRequest)(nil),     // 2: holdpoint.agent.v1.ConfigureRequest
 	(*ConfigureResponse)(nil),    // 3: holdpoint.agent.v1.ConfigureResponse
-	(*ContinueRequest)(nil),      // 4: holdpoint.agent.v1.ContinueRequest
-	(*ContinueResponse)(nil),     // 5: holdpoint.agent.v1.ContinueResponse
-	(*StepClockRequest)(nil),     // 6: holdpoint.agent.v1.StepClockRequest
-	(*StepClockResponse)(nil),    // 7: holdpoint.agent.v1.StepClockResponse
-	(*ExecRequest)(nil),          // 8: holdpoint.agent.v1.ExecRequest
-	(*StdinEnd)(nil),             // 9: holdpoint.agent.v1.StdinEnd
-	(*ExecStart)(nil),            // 10: holdpoint.agent.v1.ExecStart
-	(*ExecAttach)(nil),           // 11: holdpoint.agent.v1.ExecAttach
-	(*WindowSize)(nil),           // 12: holdpoint.agent.v1.WindowSize
-	(*ExecResponse)(nil),         // 13: holdpoint.agent.v1.ExecResponse
-	(*ExecStarted)(nil),          // 14: holdpoint.agent.v1.ExecStarted
-	(*ExecExit)(nil),             // 15: holdpoint.agent.v1.ExecExit
-	(*ListCommandsRequest)(nil),  // 16: holdpoint.agent.v1.ListCommandsRequest
-	(*ListCommandsResponse)(nil), // 17: holdpoint.agent.v1.ListCommandsResponse
-	(*Command)(nil),              // 18: holdpoint.agent.v1.Command
-	(*UploadRequest)(nil),        // 19: holdpoint.agent.v1.UploadRequest
-	(*UploadStart)(nil),          // 20: holdpoint.agent.v1.UploadStart
-	(*UploadResponse)(nil),       // 21: holdpoint.agent.v1.UploadResponse
-	(*DownloadRequest)(nil),      // 22: holdpoint.agent.v1.DownloadRequest
-	(*DownloadResponse)(nil),     // 23: holdpoint.agent.v1.DownloadResponse
-	(*DialRequest)(nil),          // 24: holdpoint.agent.v1.DialRequest
-	(*DialEnd)(nil),              // 25: holdpoint.agent.v1.DialEnd
-	(*DialResponse)(nil),         // 26: holdpoint.agent.v1.DialResponse
-	(*FactsRequest)(nil),         // 27: holdpoint.agent.v1.FactsRequest
-	(*FactsResponse)(nil),        // 28: holdpoint.agent.v1.FactsResponse
-	(*Process)(nil),              // 29: holdpoint.agent.v1.Process
-	(*Listener)(nil),             // 30: holdpoint.agent.v1.Listener
-	(*ShutdownRequest)(nil),      // 31: holdpoint.agent.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),     // 32: holdpoint.agent.v1.ShutdownResponse
+	(*NetworkDevice)(nil),        // 4: holdpoint.agent.v1.NetworkDevice
+	(*ContinueRequest)(nil),      // 5: holdpoint.agent.v1.ContinueRequest
+	(*ContinueResponse)(nil),     // 6: holdpoint.agent.v1.ContinueResponse
+	(*StepClockRequest)(nil),     // 7: holdpoint.agent.v1.StepClockRequest
+	(*StepClockResponse)(nil),    // 8: holdpoint.agent.v1.StepClockResponse
+	(*ExecRequest)(nil),          // 9: holdpoint.agent.v1.ExecRequest
+	(*StdinEnd)(nil),             // 10: holdpoint.agent.v1.StdinEnd
+	(*ExecStart)(nil),            // 11: holdpoint.agent.v1.ExecStart
+	(*ExecAttach)(nil),           // 12: holdpoint.agent.v1.ExecAttach
+	(*WindowSize)(nil),           // 13: holdpoint.agent.v1.WindowSize
+	(*ExecResponse)(nil),         // 14: holdpoint.agent.v1.ExecResponse
+	(*ExecStarted)(nil),          // 15: holdpoint.agent.v1.ExecStarted
+	(*ExecExit)(nil),             // 16: holdpoint.agent.v1.ExecExit
+	(*ListCommandsRequest)(nil),  // 17: holdpoint.agent.v1.ListCommandsRequest
+	(*ListCommandsResponse)(nil), // 18: holdpoint.agent.v1.ListCommandsResponse
+	(*Command)(nil),              // 19: holdpoint.agent.v1.Command
+	(*UploadRequest)(nil),        // 20: holdpoint.agent.v1.UploadRequest
+	(*UploadStart)(nil),          // 21: holdpoint.agent.v1.UploadStart
+	(*UploadResponse)(nil),       // 22: holdpoint.agent.v1.UploadResponse
+	(*DownloadRequest)(nil),      // 23: holdpoint.agent.v1.DownloadRequest
+	(*DownloadResponse)(nil),     // 24: holdpoint.agent.v1.DownloadResponse
+	(*DialRequest)(nil),          // 25: holdpoint.agent.v1.DialRequest
+	(*DialEnd)(nil),              // 26: holdpoint.agent.v1.DialEnd
+	(*DialResponse)(nil),         // 27: holdpoint.agent.v1.DialResponse
+	(*FactsRequest)(nil),         // 28: holdpoint.agent.v1.FactsRequest
+	(*FactsResponse)(nil),        // 29: holdpoint.agent.v1.FactsResponse
+	(*Process)(nil),              // 30: holdpoint.agent.v1.Process
+	(*Listener)(nil),             // 31: holdpoint.agent.v1.Listener
+	(*ShutdownRequest)(nil),      // 32: holdpoint.agent.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),     // 33: holdpoint.agent.v1.ShutdownResponse
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
-	10, // 0: holdpoint.agent.v1.ExecRequest.start:type_name -> holdpoint.agent.v1.ExecStart
-	11, // 1: holdpoint.agent.v1.ExecRequest.attach:type_name -> holdpoint.agent.v1.ExecAttach
-	9,  // 2: holdpoint.agent.v1.ExecRequest.stdin_end:type_name -> holdpoint.agent.v1.StdinEnd
-	12, // 3: holdpoint.agent.v1.ExecRequest.resize:type_name -> holdpoint.agent.v1.WindowSize
-	12, // 4: holdpoint.agent.v1.ExecStart.size:type_name -> holdpoint.agent.v1.WindowSize
-	12, // 5: holdpoint.agent.v1.ExecAttach.size:type_name -> holdpoint.agent.v1.WindowSize
-	14, // 6: holdpoint.agent.v1.ExecResponse.started:type_name -> holdpoint.agent.v1.ExecStarted
-	15, // 7: holdpoint.agent.v1.ExecResponse.exit:type_name -> holdpoint.agent.v1.ExecExit
-	18, // 8: holdpoint.agent.v1.ListCommandsResponse.commands:type_name -> holdpoint.agent.v1.Command
-	20, // 9: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
-	25, // 10: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
-	25, // 11: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
-	29, // 12: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
-	30, // 13: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
-	0,  // 14: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
-	2,  // 15: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
-	4,  // 16: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
-	6,  // 17: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
-	8,  // 18: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
-	16, // 19: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
-	19, // 20: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
-	22, // 21: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
-	24, // 22: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
-	27, // 23: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
-	31, // 24: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
-	1,  // 25: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
-	3,  // 26: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
-	5,  // 27: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
-	7,  // 28: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
-	13, // 29: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
-	17, // 30: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	21, // 31: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	23, // 32: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	26, // 33: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
-	28, // 34: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	32, // 35: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
-	25, // [25:36] is the sub-list for method output_type
-	14, // [14:25] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	4,  // 0: holdpoint.agent.v1.ConfigureRequest.network:type_name -> holdpoint.agent.v1.NetworkDevice
+	11, // 1: holdpoint.agent.v1.ExecRequest.start:type_name -> holdpoint.agent.v1.ExecStart
+	12, // 2: holdpoint.agent.v1.ExecRequest.attach:type_name -> holdpoint.agent.v1.ExecAttach
+	10, // 3: holdpoint.agent.v1.ExecRequest.stdin_end:type_name -> holdpoint.agent.v1.StdinEnd
+	13, // 4: holdpoint.agent.v1.ExecRequest.resize:type_name -> holdpoint.agent.v1.WindowSize
+	13, // 5: holdpoint.agent.v1.ExecStart.size:type_name -> holdpoint.agent.v1.WindowSize
+	13, // 6: holdpoint.agent.v1.ExecAttach.size:type_name -> holdpoint.agent.v1.WindowSize
+	15, // 7: holdpoint.agent.v1.ExecResponse.started:type_name -> holdpoint.agent.v1.ExecStarted
+	16, // 8: holdpoint.agent.v1.ExecResponse.exit:type_name -> holdpoint.agent.v1.ExecExit
+	19, // 9: holdpoint.agent.v1.ListCommandsResponse.commands:type_name -> holdpoint.agent.v1.Command
+	21, // 10: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
+	26, // 11: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
+	26, // 12: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
+	30, // 13: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
+	31, // 14: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
+	0,  // 15: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
+	2,  // 16: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
+	5,  // 17: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
+	7,  // 18: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
+	9,  // 19: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
+	17, // 20: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
+	20, // 21: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
+	23, // 22: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
+	25, // 23: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
+	28, // 24: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
+	32, // 25: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
+	1,  // 26: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
+	3,  // 27: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
+	6,  // 28: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
+	8,  // 29: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
+	14, // 30: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
+	18, // 31: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	22, // 32: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	24, // 33: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	27, // 34: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
+	29, // 35: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	33, // 36: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
+	26, // [26:37] is the sub-list for method output_type
+	15, // [15:26] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2334,7 +2434,7 @@ func file_agent_v1_agent_proto_init() {
 	if File_agent_v1_agent_proto != nil {
 		return
 	}
-	file_agent_v1_agent_proto_msgTypes[8].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[9].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Attach)(nil),
 		(*ExecRequest_Stdin)(nil),
@@ -2342,22 +2442,22 @@ func file_agent_v1_agent_proto_init() {
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[13].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[14].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[19].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[20].OneofWrappers = []any{
 		(*UploadRequest_Start)(nil),
 		(*UploadRequest_Data)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[24].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[25].OneofWrappers = []any{
 		(*DialRequest_Port)(nil),
 		(*DialRequest_Data)(nil),
 		(*DialRequest_End)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[26].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[27].OneofWrappers = []any{
 		(*DialResponse_Connected)(nil),
 		(*DialResponse_Data)(nil),
 	}
@@ -2367,7 +2467,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/network"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 )
 
@@ -25,6 +26,8 @@ const (
 	Events    = "events"
 	EventsIn  = "events.in"
 	EventsOut = "events.out"
+	// Network is in the run's folder of sockets.
+	Network = "net.sock"
 )
 
 // The descriptors that the process inherits: sockets that are bound, on which
@@ -83,7 +86,7 @@ func Arguments(caps host.Capabilities, cfg machine.RunConfig) ([]string, error) 
 		"-serial", "chardev:console",
 		"-blockdev", string(root),
 	}
-	args = append(args, options(disk.NodeName(chain[len(chain)-1].ID))...)
+	args = append(args, options(cfg, disk.NodeName(chain[len(chain)-1].ID))...)
 	if cfg.Incoming != nil {
 		// The saved state has no section about the configuration: Platform is
 		// compared instead.
@@ -123,7 +126,7 @@ func OpensReadOnly(caps host.Capabilities) bool {
 type device map[string]any
 
 // devices are at fixed addresses, which are a part of a saved state.
-func devices() []device {
+func devices(cfg machine.RunConfig) []device {
 	virtio := func(driver, id, addr string, more device) device {
 		d := device{"driver": driver, "id": id, "addr": addr, "disable-legacy": "off", "disable-modern": true}
 		for k, v := range more {
@@ -131,7 +134,7 @@ func devices() []device {
 		}
 		return d
 	}
-	return []device{
+	all := []device{
 		virtio("virtio-blk-pci", diskID, "0x2", device{"num-queues": 1}),
 		virtio("virtio-serial-pci", "serial", "0x3", device{"max_ports": 2}),
 		{"driver": "virtserialport", "bus": "serial.0", "nr": 1, "chardev": "link", "name": "holdpoint.agent"},
@@ -139,16 +142,24 @@ func devices() []device {
 		{"driver": "vmgenid", "guid": "auto"},
 		{"driver": "pvpanic"},
 	}
+	if cfg.NIC {
+		all = append(all, virtio("virtio-net-pci", "net", "0x5", device{"netdev": "network", "mac": network.GuestMAC, "romfile": ""}))
+	}
+	return all
 }
 
 // options are the devices, the disk's on the block node top, and what is
 // behind them.
-func options(top string) []string {
+func options(cfg machine.RunConfig, top string) []string {
 	args := []string{
 		"-chardev", fmt.Sprintf("socket,id=link,fd=%d,server=on,wait=off", LinkFD),
 		"-object", object(map[string]any{"qom-type": "rng-random", "id": "entropy", "filename": "/dev/urandom"}),
 	}
-	for _, d := range devices() {
+	if cfg.NIC {
+		// Frames to nobody are lost, and whoever connects next gets the next ones.
+		args = append(args, "-netdev", "stream,id=network,server=on,addr.type=unix,addr.path="+comma(filepath.Join(cfg.SocketDir, Network)))
+	}
+	for _, d := range devices(cfg) {
 		if d["id"] == diskID {
 			d["drive"] = top
 		}
@@ -164,7 +175,10 @@ func Platform(caps host.Capabilities, cfg machine.RunConfig) machine.Platform {
 		Accelerator: cfg.Accelerator, MemoryBytes: cfg.MemoryBytes, CPUs: cfg.CPUs,
 		Devices: []string{"machine" + host.MachineOptions}, Network: machine.NetworkNone,
 	}
-	for _, d := range devices() {
+	if cfg.NIC {
+		p.Network = machine.NetworkUser
+	}
+	for _, d := range devices(cfg) {
 		p.Devices = append(p.Devices, object(d))
 	}
 	return p

@@ -76,6 +76,18 @@ func TestPlatform(t *testing.T) {
 			t.Errorf("device %s is missing", driver)
 		}
 	}
+	if x.Network != machine.NetworkNone || strings.Contains(line, "net") {
+		t.Errorf("a machine without a network has one: %s", x.Network)
+	}
+	b.NIC, b.SocketDir = true, "/run/b,c"
+	y = Platform(caps, b)
+	if err := x.Check(y, "checkpoint", "restore"); err == nil || y.Network != machine.NetworkUser {
+		t.Error("a network device makes no difference")
+	}
+	b.Incoming = nil
+	if with := arguments(t, "7.2", b); !strings.Contains(with, "-netdev\nstream,id=network,server=on,addr.type=unix,addr.path=/run/b,,c/net.sock") || !strings.Contains(with, `"driver":"virtio-net-pci"`) {
+		t.Error(with)
+	}
 	if strings.Count(line, "-device\n")+1 != len(x.Devices) {
 		t.Errorf("platform has %d devices: %v", len(x.Devices), x.Devices)
 	}
