@@ -53,3 +53,13 @@ func (c *Client) Activate(ctx context.Context, a Activation) error {
 	}))
 	return c.decode(ctx, err)
 }
+
+// Network tells what the machine's network has refused since its monitor began;
+// WRONG_STATE for a machine without one.
+func (c *Client) Network(ctx context.Context) (*monitorv1.NetworkResponse, error) {
+	resp, err := c.monitor.Network(ctx, connect.NewRequest(&monitorv1.NetworkRequest{}))
+	if err != nil {
+		return nil, c.decode(ctx, err)
+	}
+	return resp.Msg, nil
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/network/policy"
 )
 
 // The versions this build speaks and writes. A file or a monitor with a
@@ -27,7 +28,7 @@ const (
 
 // The files of a run's folder, and of its socket folder.
 const (
-	configFile = "config.json"
+	ConfigFile = "config.json"
 	recordFile = "record.json"
 	lockFile   = "monitor.lock"
 	logFile    = "monitor.log"
@@ -46,6 +47,9 @@ type Config struct {
 	Run machine.RunConfig `json:"run"`
 	// Guest is what a freshly booted guest is told.
 	Guest Guest `json:"guest"`
+	// Network is where the machine may connect to; nil leaves its network device,
+	// if it has one, unconnected.
+	Network *policy.Policy `json:"network,omitempty"`
 	// Wait makes the run wait for Activate, which says whose it is: one with
 	// Incoming is loaded and its vCPUs are not let go (a standby), one that
 	// boots is linked and not configured. Machine, Guest, Kernel, Initramfs and
@@ -113,16 +117,16 @@ func WriteConfig(files *durable.FS, dir string, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("encode config of run %s: %w", cfg.Run.RunID, err)
 	}
-	return files.WriteFile(filepath.Join(dir, configFile), append(b, '\n'), 0o600)
+	return files.WriteFile(filepath.Join(dir, ConfigFile), append(b, '\n'), 0o600)
 }
 
 // ReadConfig reads the config of the run's folder dir.
 func ReadConfig(dir string) (Config, error) {
 	var cfg Config
-	if err := readJSON(filepath.Join(dir, configFile), &cfg); err != nil {
+	if err := readJSON(filepath.Join(dir, ConfigFile), &cfg); err != nil {
 		return Config{}, err
 	}
-	return cfg, checkVersion(filepath.Join(dir, configFile), cfg.Version, configVersion)
+	return cfg, checkVersion(filepath.Join(dir, ConfigFile), cfg.Version, configVersion)
 }
 
 // maxStateFile bounds what is read of a state file, in bytes: a chain of some

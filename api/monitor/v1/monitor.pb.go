@@ -1473,6 +1473,175 @@ func (*ActivateResponse) Descriptor() ([]byte, []int) {
 	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{21}
 }
 
+type NetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRequest) Reset() {
+	*x = NetworkRequest{}
+	mi := &file_monitor_v1_monitor_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRequest) ProtoMessage() {}
+
+func (x *NetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_monitor_v1_monitor_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRequest.ProtoReflect.Descriptor instead.
+func (*NetworkRequest) Descriptor() ([]byte, []int) {
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{22}
+}
+
+type NetworkResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All refusals.
+	Total uint64 `protobuf:"varint,1,opt,name=total,proto3" json:"total,omitempty"`
+	// The last 256 different ones, the last one first.
+	Refusals      []*NetworkRefusal `protobuf:"bytes,2,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkResponse) Reset() {
+	*x = NetworkResponse{}
+	mi := &file_monitor_v1_monitor_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkResponse) ProtoMessage() {}
+
+func (x *NetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_monitor_v1_monitor_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkResponse.ProtoReflect.Descriptor instead.
+func (*NetworkResponse) Descriptor() ([]byte, []int) {
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *NetworkResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *NetworkResponse) GetRefusals() []*NetworkRefusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+type NetworkRefusal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// tcp, udp, icmp or dns.
+	Protocol string `protobuf:"bytes,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// ADDRESS:PORT, an address (icmp) or a name (dns).
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// In a word or two, such as private.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Count         uint64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	LastUnixNano  int64  `protobuf:"varint,5,opt,name=last_unix_nano,json=lastUnixNano,proto3" json:"last_unix_nano,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRefusal) Reset() {
+	*x = NetworkRefusal{}
+	mi := &file_monitor_v1_monitor_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRefusal) ProtoMessage() {}
+
+func (x *NetworkRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_monitor_v1_monitor_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRefusal.ProtoReflect.Descriptor instead.
+func (*NetworkRefusal) Descriptor() ([]byte, []int) {
+	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *NetworkRefusal) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *NetworkRefusal) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *NetworkRefusal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *NetworkRefusal) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *NetworkRefusal) GetLastUnixNano() int64 {
+	if x != nil {
+		return x.LastUnixNano
+	}
+	return 0
+}
+
 var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
 
 const file_monitor_v1_monitor_proto_rawDesc = "" +
@@ -1575,14 +1744,24 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x06kernel\x18\a \x01(\tR\x06kernel\x12\x1c\n" +
 	"\tinitramfs\x18\b \x01(\tR\tinitramfs\x12\x18\n" +
 	"\acmdline\x18\t \x01(\tR\acmdline\"\x12\n" +
-	"\x10ActivateResponse*\x7f\n" +
+	"\x10ActivateResponse\"\x10\n" +
+	"\x0eNetworkRequest\"i\n" +
+	"\x0fNetworkResponse\x12\x14\n" +
+	"\x05total\x18\x01 \x01(\x04R\x05total\x12@\n" +
+	"\brefusals\x18\x02 \x03(\v2$.holdpoint.monitor.v1.NetworkRefusalR\brefusals\"\x90\x01\n" +
+	"\x0eNetworkRefusal\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\tR\bprotocol\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12$\n" +
+	"\x0elast_unix_nano\x18\x05 \x01(\x03R\flastUnixNano*\x7f\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPHASE_BOOTING\x10\x01\x12\x11\n" +
 	"\rPHASE_RUNNING\x10\x02\x12\x10\n" +
 	"\fPHASE_WINDOW\x10\x03\x12\x15\n" +
 	"\x11PHASE_USER_PAUSED\x10\x04\x12\x10\n" +
-	"\fPHASE_EXITED\x10\x052\xf4\a\n" +
+	"\fPHASE_EXITED\x10\x052\xcc\b\n" +
 	"\x0eMonitorService\x12S\n" +
 	"\x06Status\x12#.holdpoint.monitor.v1.StatusRequest\x1a$.holdpoint.monitor.v1.StatusResponse\x12T\n" +
 	"\x05Watch\x12#.holdpoint.monitor.v1.StatusRequest\x1a$.holdpoint.monitor.v1.StatusResponse0\x01\x12P\n" +
@@ -1595,7 +1774,8 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\rReplaceLayers\x12*.holdpoint.monitor.v1.ReplaceLayersRequest\x1a+.holdpoint.monitor.v1.ReplaceLayersResponse\x12V\n" +
 	"\aCapture\x12$.holdpoint.monitor.v1.CaptureRequest\x1a%.holdpoint.monitor.v1.CaptureResponse\x12h\n" +
 	"\rSettleCapture\x12*.holdpoint.monitor.v1.SettleCaptureRequest\x1a+.holdpoint.monitor.v1.SettleCaptureResponse\x12Y\n" +
-	"\bActivate\x12%.holdpoint.monitor.v1.ActivateRequest\x1a&.holdpoint.monitor.v1.ActivateResponseB9Z7github.com/holdpoint/holdpoint/api/monitor/v1;monitorv1b\x06proto3"
+	"\bActivate\x12%.holdpoint.monitor.v1.ActivateRequest\x1a&.holdpoint.monitor.v1.ActivateResponse\x12V\n" +
+	"\aNetwork\x12$.holdpoint.monitor.v1.NetworkRequest\x1a%.holdpoint.monitor.v1.NetworkResponseB9Z7github.com/holdpoint/holdpoint/api/monitor/v1;monitorv1b\x06proto3"
 
 var (
 	file_monitor_v1_monitor_proto_rawDescOnce sync.Once
@@ -1610,7 +1790,7 @@ func file_monitor_v1_monitor_proto_rawDescGZIP() []byte {
 }
 
 var file_monitor_v1_monitor_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_monitor_v1_monitor_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_monitor_v1_monitor_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_monitor_v1_monitor_proto_goTypes = []any{
 	(Phase)(0),                    // 0: holdpoint.monitor.v1.Phase
 	(*StatusRequest)(nil),         // 1: holdpoint.monitor.v1.StatusRequest
@@ -1635,6 +1815,9 @@ var file_monitor_v1_monitor_proto_goTypes = []any{
 	(*SettleCaptureResponse)(nil), // 20: holdpoint.monitor.v1.SettleCaptureResponse
 	(*ActivateRequest)(nil),       // 21: holdpoint.monitor.v1.ActivateRequest
 	(*ActivateResponse)(nil),      // 22: holdpoint.monitor.v1.ActivateResponse
+	(*NetworkRequest)(nil),        // 23: holdpoint.monitor.v1.NetworkRequest
+	(*NetworkResponse)(nil),       // 24: holdpoint.monitor.v1.NetworkResponse
+	(*NetworkRefusal)(nil),        // 25: holdpoint.monitor.v1.NetworkRefusal
 }
 var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.monitor.v1.StatusResponse.phase:type_name -> holdpoint.monitor.v1.Phase
@@ -1642,33 +1825,36 @@ var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	3,  // 2: holdpoint.monitor.v1.ShutdownResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	3,  // 3: holdpoint.monitor.v1.KillResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	18, // 4: holdpoint.monitor.v1.CaptureResponse.phases:type_name -> holdpoint.monitor.v1.CapturePhases
-	1,  // 5: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
-	1,  // 6: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
-	4,  // 7: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
-	6,  // 8: holdpoint.monitor.v1.MonitorService.Resume:input_type -> holdpoint.monitor.v1.ResumeRequest
-	8,  // 9: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
-	10, // 10: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
-	12, // 11: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
-	14, // 12: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
-	16, // 13: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
-	19, // 14: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
-	21, // 15: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
-	2,  // 16: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
-	2,  // 17: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
-	5,  // 18: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
-	7,  // 19: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
-	9,  // 20: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
-	11, // 21: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
-	13, // 22: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
-	15, // 23: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
-	17, // 24: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
-	20, // 25: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
-	22, // 26: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
-	16, // [16:27] is the sub-list for method output_type
-	5,  // [5:16] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	25, // 5: holdpoint.monitor.v1.NetworkResponse.refusals:type_name -> holdpoint.monitor.v1.NetworkRefusal
+	1,  // 6: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
+	1,  // 7: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
+	4,  // 8: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
+	6,  // 9: holdpoint.monitor.v1.MonitorService.Resume:input_type -> holdpoint.monitor.v1.ResumeRequest
+	8,  // 10: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
+	10, // 11: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
+	12, // 12: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
+	14, // 13: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
+	16, // 14: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
+	19, // 15: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
+	21, // 16: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
+	23, // 17: holdpoint.monitor.v1.MonitorService.Network:input_type -> holdpoint.monitor.v1.NetworkRequest
+	2,  // 18: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
+	2,  // 19: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
+	5,  // 20: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
+	7,  // 21: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
+	9,  // 22: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
+	11, // 23: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
+	13, // 24: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
+	15, // 25: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
+	17, // 26: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
+	20, // 27: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
+	22, // 28: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
+	24, // 29: holdpoint.monitor.v1.MonitorService.Network:output_type -> holdpoint.monitor.v1.NetworkResponse
+	18, // [18:30] is the sub-list for method output_type
+	6,  // [6:18] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_monitor_v1_monitor_proto_init() }
@@ -1682,7 +1868,7 @@ func file_monitor_v1_monitor_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_monitor_v1_monitor_proto_rawDesc), len(file_monitor_v1_monitor_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

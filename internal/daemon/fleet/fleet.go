@@ -21,6 +21,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/runs"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
 
@@ -191,7 +192,7 @@ func (f *Fleet) tell(run *Run) bool {
 // Tidy removes what ended runs of a machine left, memory above all, but for
 // the logs and records of the newest few. keep are the runs that still live.
 func (f *Fleet) Tidy(machineID string, keep ...string) {
-	dirs, err := monitor.RunsOf(f.cfg.Home.Runs(), machineID)
+	dirs, err := runs.Of(f.cfg.Home.Runs(), machineID)
 	if err != nil {
 		return
 	}
@@ -224,7 +225,7 @@ func (f *Fleet) strip(dir string) {
 
 // Forget removes the folders of all runs of a machine; they have ended.
 func (f *Fleet) Forget(machineID string) {
-	dirs, err := monitor.RunsOf(f.cfg.Home.Runs(), machineID)
+	dirs, err := runs.Of(f.cfg.Home.Runs(), machineID)
 	if err != nil {
 		f.cfg.Log.Warn("look for the runs of a machine that is removed", "machine", machineID, "error", err)
 	}

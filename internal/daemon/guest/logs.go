@@ -18,7 +18,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/runs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -83,7 +83,7 @@ func (c *consoles) silent(name string) string {
 
 // files are the console logs, oldest first.
 func (c *consoles) files() ([]string, error) {
-	dirs, err := monitor.RunsOf(c.runs, c.machine)
+	dirs, err := runs.Of(c.runs, c.machine)
 	if err != nil {
 		return nil, err
 	}

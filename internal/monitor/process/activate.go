@@ -50,6 +50,11 @@ func (s service) Activate(ctx context.Context, req *connect.Request[monitorv1.Ac
 	return connect.NewResponse(&monitorv1.ActivateResponse{}), wire.Encode(err)
 }
 
+func (s service) Network(context.Context, *connect.Request[monitorv1.NetworkRequest]) (*connect.Response[monitorv1.NetworkResponse], error) {
+	answer, err := s.m.outlet.Refused()
+	return connect.NewResponse(answer), wire.Encode(err)
+}
+
 func (m *supervisor) activate(ctx context.Context, run machine.Run, told *monitor.Activation) error {
 	now := m.present().Activation
 	switch {

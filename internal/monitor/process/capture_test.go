@@ -20,6 +20,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/runs"
 )
 
 // errEnough ends a watch that has seen what it was for.
@@ -581,7 +582,7 @@ func TestStandby(t *testing.T) {
 	if st.GetWaiting() || !st.GetLinked() || st.GetMachineId() != "00000000000000cc" || !strings.Contains(b.read("events.log"), "continue child ") {
 		t.Errorf("status %v", st)
 	}
-	if runs, err := monitor.RunsOf(filepath.Dir(b.dir), "00000000000000cc"); err != nil || len(runs) != 1 {
+	if runs, err := runs.Of(filepath.Dir(b.dir), "00000000000000cc"); err != nil || len(runs) != 1 {
 		t.Error(runs, err)
 	}
 	// A reboot boots as the one it was told to be.

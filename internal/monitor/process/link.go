@@ -14,6 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/outlet"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 )
 
@@ -114,7 +115,7 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 	var err error
 	switch {
 	case run.Incoming == nil || run.Incoming.Unconfigured:
-		err = conv.Configure(ctx, cfg.Guest.Told())
+		err = conv.Configure(ctx, outlet.Told(cfg.Guest, run.NIC))
 		if err == nil && first && run.Incoming != nil {
 			err = conv.SetClock(ctx) // no command may run before it is right
 		}
@@ -137,6 +138,15 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 		m.update(func() { m.link, m.trouble = conv, "" })
 	}
 	return err
+}
+
+// awaitOutlet waits until the guest may be let out: until it was told who it is,
+// one that continues draws the same random numbers as others do.
+func (m *supervisor) awaitOutlet(ctx context.Context) error {
+	from := m.runConfig().Incoming
+	return m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
+		return !st.GetWaiting() && (from == nil || from.Unconfigured || m.cfg.AsIs || st.GetReady()), nil
+	})
 }
 
 // finalRefusals in a row are no coincidence: it takes some 2 s to get there.

@@ -24,6 +24,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/captures"
+	"github.com/holdpoint/holdpoint/internal/monitor/outlet"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/monitor/stall"
 )
@@ -85,6 +86,7 @@ type supervisor struct {
 	cfg      monitor.Config
 	captures *captures.Captures
 	stall    *stall.Watch
+	outlet   *outlet.Outlet
 
 	// turn is held by whoever changes the run: one change at a time.
 	turn chan struct{}
@@ -130,6 +132,9 @@ func open(cfg Config) (*supervisor, error) {
 	}
 	m := &supervisor{Config: cfg, cfg: file, turn: make(chan struct{}, 1), clock: make(chan struct{}, 1), changed: make(chan struct{})}
 	m.captures = captures.New(captures.Config{Supervisor: m, Platform: cfg.Hypervisor.Platform, Log: cfg.Log})
+	if m.outlet, err = outlet.New(file.Network, cfg.Log); err != nil {
+		return nil, err
+	}
 	m.stall = stall.New(stall.Config{Supervisor: m, Free: durable.FreeBytes, Log: cfg.Log})
 	if _, err = parseMagic(file.Run.Cmdline); err != nil {
 		return nil, err
@@ -198,6 +203,7 @@ func (m *supervisor) follow(ctx context.Context, run machine.Run) (ended bool) {
 	var kept sync.WaitGroup
 	kept.Go(func() { m.keepLink(linkCtx, run) })
 	kept.Go(func() { m.stall.Keep(linkCtx, run) })
+	kept.Go(func() { m.outlet.Keep(linkCtx, run, m.awaitOutlet) })
 	select {
 	case <-run.Exited():
 		ended = true

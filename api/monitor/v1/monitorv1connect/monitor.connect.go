@@ -62,6 +62,8 @@ const (
 	MonitorServiceSettleCaptureProcedure = "/holdpoint.monitor.v1.MonitorService/SettleCapture"
 	// MonitorServiceActivateProcedure is the fully-qualified name of the MonitorService's Activate RPC.
 	MonitorServiceActivateProcedure = "/holdpoint.monitor.v1.MonitorService/Activate"
+	// MonitorServiceNetworkProcedure is the fully-qualified name of the MonitorService's Network RPC.
+	MonitorServiceNetworkProcedure = "/holdpoint.monitor.v1.MonitorService/Network"
 )
 
 // MonitorServiceClient is a client for the holdpoint.monitor.v1.MonitorService service.
@@ -100,6 +102,9 @@ type MonitorServiceClient interface {
 	// before it is configured) who it is, and lets it go. It is recorded: a
 	// second one with the same content changes nothing, another is refused.
 	Activate(context.Context, *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error)
+	// Network tells what the machine's network has refused since this monitor
+	// began; WRONG_STATE for a machine without one.
+	Network(context.Context, *connect.Request[v1.NetworkRequest]) (*connect.Response[v1.NetworkResponse], error)
 }
 
 // NewMonitorServiceClient constructs a client for the holdpoint.monitor.v1.MonitorService service.
@@ -179,6 +184,12 @@ func NewMonitorServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(monitorServiceMethods.ByName("Activate")),
 			connect.WithClientOptions(opts...),
 		),
+		network: connect.NewClient[v1.NetworkRequest, v1.NetworkResponse](
+			httpClient,
+			baseURL+MonitorServiceNetworkProcedure,
+			connect.WithSchema(monitorServiceMethods.ByName("Network")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -195,6 +206,7 @@ type monitorServiceClient struct {
 	capture       *connect.Client[v1.CaptureRequest, v1.CaptureResponse]
 	settleCapture *connect.Client[v1.SettleCaptureRequest, v1.SettleCaptureResponse]
 	activate      *connect.Client[v1.ActivateRequest, v1.ActivateResponse]
+	network       *connect.Client[v1.NetworkRequest, v1.NetworkResponse]
 }
 
 // Status calls holdpoint.monitor.v1.MonitorService.Status.
@@ -252,6 +264,11 @@ func (c *monitorServiceClient) Activate(ctx context.Context, req *connect.Reques
 	return c.activate.CallUnary(ctx, req)
 }
 
+// Network calls holdpoint.monitor.v1.MonitorService.Network.
+func (c *monitorServiceClient) Network(ctx context.Context, req *connect.Request[v1.NetworkRequest]) (*connect.Response[v1.NetworkResponse], error) {
+	return c.network.CallUnary(ctx, req)
+}
+
 // MonitorServiceHandler is an implementation of the holdpoint.monitor.v1.MonitorService service.
 type MonitorServiceHandler interface {
 	// Status answers at once with what the monitor knows.
@@ -288,6 +305,9 @@ type MonitorServiceHandler interface {
 	// before it is configured) who it is, and lets it go. It is recorded: a
 	// second one with the same content changes nothing, another is refused.
 	Activate(context.Context, *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error)
+	// Network tells what the machine's network has refused since this monitor
+	// began; WRONG_STATE for a machine without one.
+	Network(context.Context, *connect.Request[v1.NetworkRequest]) (*connect.Response[v1.NetworkResponse], error)
 }
 
 // NewMonitorServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -363,6 +383,12 @@ func NewMonitorServiceHandler(svc MonitorServiceHandler, opts ...connect.Handler
 		connect.WithSchema(monitorServiceMethods.ByName("Activate")),
 		connect.WithHandlerOptions(opts...),
 	)
+	monitorServiceNetworkHandler := connect.NewUnaryHandler(
+		MonitorServiceNetworkProcedure,
+		svc.Network,
+		connect.WithSchema(monitorServiceMethods.ByName("Network")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/holdpoint.monitor.v1.MonitorService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MonitorServiceStatusProcedure:
@@ -387,6 +413,8 @@ func NewMonitorServiceHandler(svc MonitorServiceHandler, opts ...connect.Handler
 			monitorServiceSettleCaptureHandler.ServeHTTP(w, r)
 		case MonitorServiceActivateProcedure:
 			monitorServiceActivateHandler.ServeHTTP(w, r)
+		case MonitorServiceNetworkProcedure:
+			monitorServiceNetworkHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -438,4 +466,8 @@ func (UnimplementedMonitorServiceHandler) SettleCapture(context.Context, *connec
 
 func (UnimplementedMonitorServiceHandler) Activate(context.Context, *connect.Request[v1.ActivateRequest]) (*connect.Response[v1.ActivateResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.Activate is not implemented"))
+}
+
+func (UnimplementedMonitorServiceHandler) Network(context.Context, *connect.Request[v1.NetworkRequest]) (*connect.Response[v1.NetworkResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.monitor.v1.MonitorService.Network is not implemented"))
 }

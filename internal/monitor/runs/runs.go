@@ -1,6 +1,8 @@
 //go:build linux
 
-package monitor
+// Package runs finds the folders of a machine's runs, present and ended. What is
+// in them is the affair of package monitor.
+package runs
 
 import (
 	"cmp"
@@ -11,10 +13,11 @@ import (
 	"slices"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 )
 
-// RunsOf gives the folders below root of the machine's runs, newest first.
-func RunsOf(root, machineID string) ([]string, error) {
+// Of gives the folders below root of the machine's runs, newest first.
+func Of(root, machineID string) ([]string, error) {
 	entries, err := os.ReadDir(root)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -26,10 +29,10 @@ func RunsOf(root, machineID string) ([]string, error) {
 	var dirs []string
 	for _, entry := range entries {
 		dir := filepath.Join(root, entry.Name())
-		if Owner(dir) != machineID {
+		if monitor.Owner(dir) != machineID {
 			continue
 		}
-		info, err := os.Stat(filepath.Join(dir, configFile))
+		info, err := os.Stat(filepath.Join(dir, monitor.ConfigFile))
 		if err != nil {
 			continue // just being removed
 		}
@@ -38,17 +41,4 @@ func RunsOf(root, machineID string) ([]string, error) {
 	}
 	slices.SortFunc(dirs, func(a, b string) int { return cmp.Compare(begun[b], begun[a]) })
 	return dirs, nil
-}
-
-// Owner is the machine whose run is in dir, as its record says, or its config
-// before there is one; empty when neither can be read.
-func Owner(dir string) string {
-	if rec, err := ReadRecord(dir); err == nil {
-		return rec.MachineID
-	}
-	cfg, err := ReadConfig(dir)
-	if err != nil {
-		return ""
-	}
-	return cfg.Run.MachineID
 }
