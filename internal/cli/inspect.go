@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
@@ -29,12 +30,32 @@ func runInspect(ctx context.Context, a *app.App, machine string) error {
 		if err != nil {
 			return err
 		}
+		refused := refusals(ctx, c, m)
 		return a.Print(app.Output{
-			Object: view.MachineObject{Header: view.NewHeader(), Machine: view.MachineOf(m)},
+			Object: view.MachineObject{Header: view.NewHeader(), Machine: view.MachineOf(m), Refused: refused},
 			Terse:  []string{m.GetName()},
-			Human:  func(w io.Writer) error { return view.Fields(w, machineFields(m)) },
+			Human: func(w io.Writer) error {
+				fields := machineFields(m)
+				if refused > 0 {
+					fields = append(fields, [2]string{"network refused", fmt.Sprintf("%d times; see holdpoint logs %s --network", refused, m.GetName())})
+				}
+				return view.Fields(w, fields)
+			},
 		})
 	})
+}
+
+// refusals is how often the machine's network has refused something; 0 where that
+// is not known.
+func refusals(ctx context.Context, c *client.Client, m *holdpointv1.Machine) uint64 {
+	if n := m.GetSpec().GetNetwork(); n == "" || n == "none" || m.GetState() == "stopped" {
+		return 0
+	}
+	resp, err := c.Machines.Network(ctx, connect.NewRequest(&holdpointv1.GetMachineRequest{Machine: m.GetName()}))
+	if err != nil {
+		return 0 // such as of one that is suspended
+	}
+	return resp.Msg.GetTotal()
 }
 
 func machineFields(m *holdpointv1.Machine) [][2]string {

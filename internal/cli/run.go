@@ -23,7 +23,10 @@ type runOptions struct {
 	onBoot   string
 	tmpfs    []string
 	network  string
-	boot     bool
+	// allow and allowHost are the lists of the network.
+	allow     []string
+	allowHost []uint
+	boot      bool
 	// suspendAfter is 0 for never.
 	suspendAfter time.Duration
 }
@@ -42,10 +45,18 @@ where that is not possible. --boot always boots.
 With --suspend-after a machine that is not used for that long is suspended: no
 command of holdpoint's runs in it, nothing comes to it, and its CPUs are idle. A
 detached command counts as use, what --on-boot has started does not. The next exec,
-shell, copy, or request to a URL of it resumes it and waits for it.`,
+shell, copy, or request to a URL of it resumes it and waits for it.
+
+With --network internet the machine resolves names and connects, by TCP and UDP, to
+public addresses; with open to private ones, too. Addresses of the host, loopback,
+link-local and metadata ones are refused in either, at once; with --allow-host PORT
+that port of the host's loopback is at host.holdpoint.internal. With --allow only
+what is listed can be reached, and only listed names are resolved. "logs --network"
+tells what was refused. The setting is a part of the machine and of its checkpoints.`,
 		Example: `  holdpoint run web --image debian --on-boot nginx
   holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G
-  holdpoint run sleepy --image debian --suspend-after 10m`,
+  holdpoint run sleepy --image debian --suspend-after 10m
+  holdpoint run builder --image debian --network internet --allow deb.debian.org --allow pypi.org:443`,
 		MaxArgs: 1, Effect: true, Cancels: true, Object: view.MachineDone{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
@@ -62,7 +73,9 @@ shell, copy, or request to a URL of it resumes it and waits for it.`,
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
 	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
 	f.DurationVar(&o.suspendAfter, "suspend-after", 0, "suspend the machine when it was idle for this long, such as 10m (default never)")
-	f.StringVar(&o.network, "network", "none", `"none" is the only network there is yet`)
+	f.StringVar(&o.network, "network", "none", "`MODE`: none, internet (public addresses) or open (private ones, too)")
+	f.StringArrayVar(&o.allow, "allow", nil, "`HOST[:PORT]` that can be reached; with it, nothing else can; may be given again")
+	f.UintSliceVar(&o.allowHost, "allow-host", nil, "`PORT` of the host that can be reached, at host.holdpoint.internal; may be given again")
 	a.CompleteFlag(cmd, "image", a.ImageNames)
 	return cmd
 }
@@ -75,7 +88,10 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, least)
 	}
 	spec := &holdpointv1.Spec{
-		Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+		Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+	}
+	for _, port := range o.allowHost {
+		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(min(port, 1<<16))) // more is refused as that is
 	}
 	var err error
 	if o.memory != "" {

@@ -7,6 +7,7 @@ import (
 	"unicode"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/network/policy"
 )
 
 // Complete fills in the defaults of zero fields, makes paths canonical, and
@@ -33,14 +34,16 @@ func (s *Spec) Complete() error {
 		return errdefs.New(errdefs.Invalid, "disk of %d bytes: a disk has at most %d GiB", s.DiskBytes, int64(MaxDisk)>>30)
 	case s.DiskBytes%(1<<20) != 0:
 		return errdefs.New(errdefs.Invalid, "disk of %d bytes: give whole MiB", s.DiskBytes)
-	case s.Network != NetworkNone:
-		return errdefs.New(errdefs.Unsupported, "network %q: none is the only one there is yet", s.Network)
 	case s.SuspendAfterMillis != 0 && s.SuspendAfterMillis < MinSuspendAfter:
 		return errdefs.New(errdefs.Invalid, "suspend-after of %d ms: give 1s or more, or 0 for never", s.SuspendAfterMillis)
 	case len(s.Tmpfs) > maxTmpfs:
 		return errdefs.New(errdefs.Invalid, "tmpfs: %d paths, at most %d", len(s.Tmpfs), maxTmpfs)
 	case len(s.OnBoot) > maxOnBoot:
 		return errdefs.New(errdefs.Invalid, "on-boot command of %d bytes: at most %d; put it into a file in the guest", len(s.OnBoot), maxOnBoot)
+	}
+	network := policy.Policy{Mode: policy.Mode(s.Network), Allow: s.Allow, AllowHost: s.AllowHost}
+	if _, err := network.Compile(); err != nil {
+		return err
 	}
 	for i, p := range s.Tmpfs {
 		s.Tmpfs[i] = path.Clean(p)

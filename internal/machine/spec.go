@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/network/policy"
 )
 
 // Spec is what a machine was asked to be. It belongs to the machine and is
@@ -24,11 +25,21 @@ type Spec struct {
 	// Tmpfs are absolute guest paths that are memory file systems besides
 	// /run and /dev/shm; what is in them is in no disk checkpoint.
 	Tmpfs []string `json:"tmpfs,omitempty"`
-	// Network is NetworkNone.
-	Network string `json:"network"`
+	// Network is a policy.Mode, Allow and AllowHost are the lists of the policy.
+	Network   string   `json:"network"`
+	Allow     []string `json:"network_allow,omitempty"`
+	AllowHost []int    `json:"network_allow_host,omitempty"`
 	// SuspendAfterMillis is how long the machine may be idle before it is
 	// suspended; 0 is for ever.
 	SuspendAfterMillis int64 `json:"suspend_after_ms,omitempty"`
+}
+
+// Policy is where the machine may connect to; nil for one without a network.
+func (s Spec) Policy() *policy.Policy {
+	if s.Network == "" || s.Network == NetworkNone {
+		return nil
+	}
+	return &policy.Policy{Mode: policy.Mode(s.Network), Allow: s.Allow, AllowHost: s.AllowHost}
 }
 
 // The limits and defaults of a Spec.

@@ -17,11 +17,23 @@ const ownMounts = "HOLDPOINT_TEST_OWN_MOUNTS"
 // that does.
 func InOwnMounts(t *testing.T, limit time.Duration) bool {
 	t.Helper()
+	return again(t, limit, syscall.CLONE_NEWNS)
+}
+
+// InOwnNetwork is InOwnMounts with a network namespace besides, in which there is
+// no device but a loopback that is down.
+func InOwnNetwork(t *testing.T, limit time.Duration) bool {
+	t.Helper()
+	return again(t, limit, syscall.CLONE_NEWNS|syscall.CLONE_NEWNET)
+}
+
+func again(t *testing.T, limit time.Duration, namespaces uintptr) bool {
+	t.Helper()
 	if os.Getenv(ownMounts) != "" {
 		return true
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a small file system")
+		t.Skip("only root can have namespaces of its own here")
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -30,7 +42,7 @@ func InOwnMounts(t *testing.T, limit time.Duration) bool {
 	cmd := exec.CommandContext(t.Context(), exe, "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout="+limit.String())
 	cmd.Env = append(os.Environ(), ownMounts+"=1")
 	// Go makes all mounts private in the new namespace.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: namespaces}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()

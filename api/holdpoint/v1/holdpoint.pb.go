@@ -1149,12 +1149,18 @@ type Spec struct {
 	DiskBytes   int64                  `protobuf:"varint,3,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	OnBoot      string                 `protobuf:"bytes,4,opt,name=on_boot,json=onBoot,proto3" json:"on_boot,omitempty"`
 	Tmpfs       []string               `protobuf:"bytes,5,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
-	// "none" is the only network there is yet.
+	// none; internet: public addresses only; open: private ones, too. The host's
+	// own are in neither.
 	Network string `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`
 	// An idle machine is suspended after this time; 0 never.
 	SuspendAfterMillis int64 `protobuf:"varint,7,opt,name=suspend_after_millis,json=suspendAfterMillis,proto3" json:"suspend_after_millis,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Not empty: all that can be reached, within what network allows, each
+	// HOST or HOST:PORT.
+	NetworkAllow []string `protobuf:"bytes,8,rep,name=network_allow,json=networkAllow,proto3" json:"network_allow,omitempty"`
+	// The host's own ports that can be reached.
+	NetworkAllowHost []uint32 `protobuf:"varint,9,rep,packed,name=network_allow_host,json=networkAllowHost,proto3" json:"network_allow_host,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Spec) Reset() {
@@ -1236,6 +1242,154 @@ func (x *Spec) GetSuspendAfterMillis() int64 {
 	return 0
 }
 
+func (x *Spec) GetNetworkAllow() []string {
+	if x != nil {
+		return x.NetworkAllow
+	}
+	return nil
+}
+
+func (x *Spec) GetNetworkAllowHost() []uint32 {
+	if x != nil {
+		return x.NetworkAllowHost
+	}
+	return nil
+}
+
+// MachineNetwork is what the network of a machine has refused since its monitor
+// began.
+type MachineNetwork struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Total uint64                 `protobuf:"varint,1,opt,name=total,proto3" json:"total,omitempty"`
+	// The last 256 different ones, the last one first.
+	Refusals      []*NetworkRefusal `protobuf:"bytes,2,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineNetwork) Reset() {
+	*x = MachineNetwork{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineNetwork) ProtoMessage() {}
+
+func (x *MachineNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineNetwork.ProtoReflect.Descriptor instead.
+func (*MachineNetwork) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *MachineNetwork) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *MachineNetwork) GetRefusals() []*NetworkRefusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+type NetworkRefusal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// tcp, udp, icmp or dns.
+	Protocol string `protobuf:"bytes,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// ADDRESS:PORT, an address (icmp) or a name (dns).
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// In a word or two, such as private.
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	Last          *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkRefusal) Reset() {
+	*x = NetworkRefusal{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRefusal) ProtoMessage() {}
+
+func (x *NetworkRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRefusal.ProtoReflect.Descriptor instead.
+func (*NetworkRefusal) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *NetworkRefusal) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *NetworkRefusal) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *NetworkRefusal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *NetworkRefusal) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *NetworkRefusal) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
 type Machine struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1278,7 +1432,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[11]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1444,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[11]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1457,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{11}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Machine) GetId() string {
@@ -1481,7 +1635,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[12]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1647,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[12]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1660,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{12}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Image) GetName() string {
@@ -1622,7 +1776,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[13]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1788,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[13]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1801,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{13}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Checkpoint) GetId() string {
@@ -1831,7 +1985,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[14]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1997,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[14]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2010,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{14}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Route) GetHost() string {
@@ -1902,7 +2056,7 @@ type DaemonStatusRequest struct {
 
 func (x *DaemonStatusRequest) Reset() {
 	*x = DaemonStatusRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[15]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1914,7 +2068,7 @@ func (x *DaemonStatusRequest) String() string {
 func (*DaemonStatusRequest) ProtoMessage() {}
 
 func (x *DaemonStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[15]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1927,7 +2081,7 @@ func (x *DaemonStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DaemonStatusRequest.ProtoReflect.Descriptor instead.
 func (*DaemonStatusRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{15}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{17}
 }
 
 type DaemonStatusResponse struct {
@@ -1946,7 +2100,7 @@ type DaemonStatusResponse struct {
 
 func (x *DaemonStatusResponse) Reset() {
 	*x = DaemonStatusResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[16]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2112,7 @@ func (x *DaemonStatusResponse) String() string {
 func (*DaemonStatusResponse) ProtoMessage() {}
 
 func (x *DaemonStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[16]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2125,7 @@ func (x *DaemonStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DaemonStatusResponse.ProtoReflect.Descriptor instead.
 func (*DaemonStatusResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{16}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DaemonStatusResponse) GetPid() int64 {
@@ -2031,7 +2185,7 @@ type DaemonStopRequest struct {
 
 func (x *DaemonStopRequest) Reset() {
 	*x = DaemonStopRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[17]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2197,7 @@ func (x *DaemonStopRequest) String() string {
 func (*DaemonStopRequest) ProtoMessage() {}
 
 func (x *DaemonStopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[17]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2210,7 @@ func (x *DaemonStopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DaemonStopRequest.ProtoReflect.Descriptor instead.
 func (*DaemonStopRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{17}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{19}
 }
 
 type DaemonStopResponse struct {
@@ -2067,7 +2221,7 @@ type DaemonStopResponse struct {
 
 func (x *DaemonStopResponse) Reset() {
 	*x = DaemonStopResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[18]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2233,7 @@ func (x *DaemonStopResponse) String() string {
 func (*DaemonStopResponse) ProtoMessage() {}
 
 func (x *DaemonStopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[18]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2246,7 @@ func (x *DaemonStopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DaemonStopResponse.ProtoReflect.Descriptor instead.
 func (*DaemonStopResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{18}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{20}
 }
 
 type DoctorRequest struct {
@@ -2103,7 +2257,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[19]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2115,7 +2269,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[19]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2128,7 +2282,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{19}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{21}
 }
 
 type DoctorResponse struct {
@@ -2140,7 +2294,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[20]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2306,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[20]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2319,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{20}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DoctorResponse) GetChecks() []*DoctorCheck {
@@ -2189,7 +2343,7 @@ type DoctorCheck struct {
 
 func (x *DoctorCheck) Reset() {
 	*x = DoctorCheck{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[21]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2355,7 @@ func (x *DoctorCheck) String() string {
 func (*DoctorCheck) ProtoMessage() {}
 
 func (x *DoctorCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[21]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2368,7 @@ func (x *DoctorCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorCheck.ProtoReflect.Descriptor instead.
 func (*DoctorCheck) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{21}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DoctorCheck) GetName() string {
@@ -2264,7 +2418,7 @@ type BuildImageRequest struct {
 
 func (x *BuildImageRequest) Reset() {
 	*x = BuildImageRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[22]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +2430,7 @@ func (x *BuildImageRequest) String() string {
 func (*BuildImageRequest) ProtoMessage() {}
 
 func (x *BuildImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[22]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +2443,7 @@ func (x *BuildImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildImageRequest.ProtoReflect.Descriptor instead.
 func (*BuildImageRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{22}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *BuildImageRequest) GetRequestId() string {
@@ -2357,7 +2511,7 @@ type ImportImageRequest struct {
 
 func (x *ImportImageRequest) Reset() {
 	*x = ImportImageRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2523,7 @@ func (x *ImportImageRequest) String() string {
 func (*ImportImageRequest) ProtoMessage() {}
 
 func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[23]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2536,7 @@ func (x *ImportImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportImageRequest.ProtoReflect.Descriptor instead.
 func (*ImportImageRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{23}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ImportImageRequest) GetRequestId() string {
@@ -2442,7 +2596,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2608,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[24]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2621,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{24}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{26}
 }
 
 type ListImagesResponse struct {
@@ -2479,7 +2633,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2645,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[25]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2658,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{25}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -2523,7 +2677,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2689,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[26]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2702,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{26}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -2568,7 +2722,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2734,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[27]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2747,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{27}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RemoveImageRequest) GetRequestId() string {
@@ -2626,7 +2780,7 @@ type RunMachineRequest struct {
 
 func (x *RunMachineRequest) Reset() {
 	*x = RunMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +2792,7 @@ func (x *RunMachineRequest) String() string {
 func (*RunMachineRequest) ProtoMessage() {}
 
 func (x *RunMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[28]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2805,7 @@ func (x *RunMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunMachineRequest.ProtoReflect.Descriptor instead.
 func (*RunMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{28}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RunMachineRequest) GetRequestId() string {
@@ -2699,7 +2853,7 @@ type SuspendMachineRequest struct {
 
 func (x *SuspendMachineRequest) Reset() {
 	*x = SuspendMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2865,7 @@ func (x *SuspendMachineRequest) String() string {
 func (*SuspendMachineRequest) ProtoMessage() {}
 
 func (x *SuspendMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[29]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2878,7 @@ func (x *SuspendMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendMachineRequest.ProtoReflect.Descriptor instead.
 func (*SuspendMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{29}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SuspendMachineRequest) GetRequestId() string {
@@ -2762,7 +2916,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2928,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[30]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2941,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{30}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForkRequest) GetRequestId() string {
@@ -2847,7 +3001,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3013,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3026,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{31}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{33}
 }
 
 type ListMachinesResponse struct {
@@ -2884,7 +3038,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3050,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3063,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{32}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -2928,7 +3082,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3094,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3107,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{33}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetMachineRequest) GetMachine() string {
@@ -2973,7 +3127,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3139,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3152,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{34}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StartMachineRequest) GetRequestId() string {
@@ -3029,7 +3183,7 @@ type StopMachineRequest struct {
 
 func (x *StopMachineRequest) Reset() {
 	*x = StopMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3195,7 @@ func (x *StopMachineRequest) String() string {
 func (*StopMachineRequest) ProtoMessage() {}
 
 func (x *StopMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3208,7 @@ func (x *StopMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopMachineRequest.ProtoReflect.Descriptor instead.
 func (*StopMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{35}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StopMachineRequest) GetRequestId() string {
@@ -3095,7 +3249,7 @@ type PauseMachineRequest struct {
 
 func (x *PauseMachineRequest) Reset() {
 	*x = PauseMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3261,7 @@ func (x *PauseMachineRequest) String() string {
 func (*PauseMachineRequest) ProtoMessage() {}
 
 func (x *PauseMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3274,7 @@ func (x *PauseMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseMachineRequest.ProtoReflect.Descriptor instead.
 func (*PauseMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{36}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PauseMachineRequest) GetRequestId() string {
@@ -3147,7 +3301,7 @@ type ResumeMachineRequest struct {
 
 func (x *ResumeMachineRequest) Reset() {
 	*x = ResumeMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3159,7 +3313,7 @@ func (x *ResumeMachineRequest) String() string {
 func (*ResumeMachineRequest) ProtoMessage() {}
 
 func (x *ResumeMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3172,7 +3326,7 @@ func (x *ResumeMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeMachineRequest.ProtoReflect.Descriptor instead.
 func (*ResumeMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{37}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResumeMachineRequest) GetRequestId() string {
@@ -3201,7 +3355,7 @@ type RemoveMachineRequest struct {
 
 func (x *RemoveMachineRequest) Reset() {
 	*x = RemoveMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3367,7 @@ func (x *RemoveMachineRequest) String() string {
 func (*RemoveMachineRequest) ProtoMessage() {}
 
 func (x *RemoveMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3380,7 @@ func (x *RemoveMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMachineRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{38}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RemoveMachineRequest) GetRequestId() string {
@@ -3270,7 +3424,7 @@ type RestoreMachineRequest struct {
 
 func (x *RestoreMachineRequest) Reset() {
 	*x = RestoreMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3436,7 @@ func (x *RestoreMachineRequest) String() string {
 func (*RestoreMachineRequest) ProtoMessage() {}
 
 func (x *RestoreMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3449,7 @@ func (x *RestoreMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMachineRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{39}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RestoreMachineRequest) GetRequestId() string {
@@ -3366,7 +3520,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3378,7 +3532,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3391,7 +3545,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{40}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GuestExecRequest) GetMachine() string {
@@ -3426,7 +3580,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3438,7 +3592,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3451,7 +3605,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{41}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GuestExecResponse) GetMessage() *v1.ExecResponse {
@@ -3479,7 +3633,7 @@ type ListGuestCommandsRequest struct {
 
 func (x *ListGuestCommandsRequest) Reset() {
 	*x = ListGuestCommandsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3645,7 @@ func (x *ListGuestCommandsRequest) String() string {
 func (*ListGuestCommandsRequest) ProtoMessage() {}
 
 func (x *ListGuestCommandsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3658,7 @@ func (x *ListGuestCommandsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestCommandsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestCommandsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{42}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListGuestCommandsRequest) GetMachine() string {
@@ -3532,7 +3686,7 @@ type GuestUploadRequest struct {
 
 func (x *GuestUploadRequest) Reset() {
 	*x = GuestUploadRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3544,7 +3698,7 @@ func (x *GuestUploadRequest) String() string {
 func (*GuestUploadRequest) ProtoMessage() {}
 
 func (x *GuestUploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3557,7 +3711,7 @@ func (x *GuestUploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUploadRequest.ProtoReflect.Descriptor instead.
 func (*GuestUploadRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{43}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GuestUploadRequest) GetMachine() string {
@@ -3584,7 +3738,7 @@ type GuestDownloadRequest struct {
 
 func (x *GuestDownloadRequest) Reset() {
 	*x = GuestDownloadRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +3750,7 @@ func (x *GuestDownloadRequest) String() string {
 func (*GuestDownloadRequest) ProtoMessage() {}
 
 func (x *GuestDownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +3763,7 @@ func (x *GuestDownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDownloadRequest.ProtoReflect.Descriptor instead.
 func (*GuestDownloadRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{44}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GuestDownloadRequest) GetMachine() string {
@@ -3637,7 +3791,7 @@ type GuestDialRequest struct {
 
 func (x *GuestDialRequest) Reset() {
 	*x = GuestDialRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3649,7 +3803,7 @@ func (x *GuestDialRequest) String() string {
 func (*GuestDialRequest) ProtoMessage() {}
 
 func (x *GuestDialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3662,7 +3816,7 @@ func (x *GuestDialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDialRequest.ProtoReflect.Descriptor instead.
 func (*GuestDialRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{45}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GuestDialRequest) GetMachine() string {
@@ -3688,7 +3842,7 @@ type GuestDialResponse struct {
 
 func (x *GuestDialResponse) Reset() {
 	*x = GuestDialResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3854,7 @@ func (x *GuestDialResponse) String() string {
 func (*GuestDialResponse) ProtoMessage() {}
 
 func (x *GuestDialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3867,7 @@ func (x *GuestDialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDialResponse.ProtoReflect.Descriptor instead.
 func (*GuestDialResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{46}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GuestDialResponse) GetMessage() *v1.DialResponse {
@@ -3732,7 +3886,7 @@ type GuestFactsRequest struct {
 
 func (x *GuestFactsRequest) Reset() {
 	*x = GuestFactsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3744,7 +3898,7 @@ func (x *GuestFactsRequest) String() string {
 func (*GuestFactsRequest) ProtoMessage() {}
 
 func (x *GuestFactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3757,7 +3911,7 @@ func (x *GuestFactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFactsRequest.ProtoReflect.Descriptor instead.
 func (*GuestFactsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{47}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GuestFactsRequest) GetMachine() string {
@@ -3779,7 +3933,7 @@ type GuestLogsRequest struct {
 
 func (x *GuestLogsRequest) Reset() {
 	*x = GuestLogsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3791,7 +3945,7 @@ func (x *GuestLogsRequest) String() string {
 func (*GuestLogsRequest) ProtoMessage() {}
 
 func (x *GuestLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3804,7 +3958,7 @@ func (x *GuestLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLogsRequest.ProtoReflect.Descriptor instead.
 func (*GuestLogsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{48}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GuestLogsRequest) GetMachine() string {
@@ -3839,7 +3993,7 @@ type GuestLogsResponse struct {
 
 func (x *GuestLogsResponse) Reset() {
 	*x = GuestLogsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3851,7 +4005,7 @@ func (x *GuestLogsResponse) String() string {
 func (*GuestLogsResponse) ProtoMessage() {}
 
 func (x *GuestLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3864,7 +4018,7 @@ func (x *GuestLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLogsResponse.ProtoReflect.Descriptor instead.
 func (*GuestLogsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{49}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GuestLogsResponse) GetData() []byte {
@@ -3901,7 +4055,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4067,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4080,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{50}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreateCheckpointRequest) GetRequestId() string {
@@ -3995,7 +4149,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4007,7 +4161,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4020,7 +4174,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{51}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListCheckpointsRequest) GetMachine() string {
@@ -4039,7 +4193,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4051,7 +4205,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4064,7 +4218,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{52}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -4085,7 +4239,7 @@ type GetCheckpointRequest struct {
 
 func (x *GetCheckpointRequest) Reset() {
 	*x = GetCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4097,7 +4251,7 @@ func (x *GetCheckpointRequest) String() string {
 func (*GetCheckpointRequest) ProtoMessage() {}
 
 func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4110,7 +4264,7 @@ func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{53}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetCheckpointRequest) GetCheckpoint() string {
@@ -4138,7 +4292,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4304,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4317,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{54}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemoveCheckpointRequest) GetRequestId() string {
@@ -4198,7 +4352,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4364,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4377,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{55}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VerifyCheckpointRequest) GetRequestId() string {
@@ -4260,7 +4414,7 @@ type SetPoolRequest struct {
 
 func (x *SetPoolRequest) Reset() {
 	*x = SetPoolRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4426,7 @@ func (x *SetPoolRequest) String() string {
 func (*SetPoolRequest) ProtoMessage() {}
 
 func (x *SetPoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4439,7 @@ func (x *SetPoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPoolRequest.ProtoReflect.Descriptor instead.
 func (*SetPoolRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{56}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SetPoolRequest) GetRequestId() string {
@@ -4329,7 +4483,7 @@ type ExposeRequest struct {
 
 func (x *ExposeRequest) Reset() {
 	*x = ExposeRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4341,7 +4495,7 @@ func (x *ExposeRequest) String() string {
 func (*ExposeRequest) ProtoMessage() {}
 
 func (x *ExposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4354,7 +4508,7 @@ func (x *ExposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExposeRequest.ProtoReflect.Descriptor instead.
 func (*ExposeRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{57}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExposeRequest) GetRequestId() string {
@@ -4395,7 +4549,7 @@ type UnexposeRequest struct {
 
 func (x *UnexposeRequest) Reset() {
 	*x = UnexposeRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4407,7 +4561,7 @@ func (x *UnexposeRequest) String() string {
 func (*UnexposeRequest) ProtoMessage() {}
 
 func (x *UnexposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4420,7 +4574,7 @@ func (x *UnexposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnexposeRequest.ProtoReflect.Descriptor instead.
 func (*UnexposeRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{58}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UnexposeRequest) GetRequestId() string {
@@ -4447,7 +4601,7 @@ type ListRoutesRequest struct {
 
 func (x *ListRoutesRequest) Reset() {
 	*x = ListRoutesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4459,7 +4613,7 @@ func (x *ListRoutesRequest) String() string {
 func (*ListRoutesRequest) ProtoMessage() {}
 
 func (x *ListRoutesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4472,7 +4626,7 @@ func (x *ListRoutesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutesRequest.ProtoReflect.Descriptor instead.
 func (*ListRoutesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{59}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListRoutesRequest) GetMachine() string {
@@ -4491,7 +4645,7 @@ type ListRoutesResponse struct {
 
 func (x *ListRoutesResponse) Reset() {
 	*x = ListRoutesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4503,7 +4657,7 @@ func (x *ListRoutesResponse) String() string {
 func (*ListRoutesResponse) ProtoMessage() {}
 
 func (x *ListRoutesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4516,7 +4670,7 @@ func (x *ListRoutesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutesResponse.ProtoReflect.Descriptor instead.
 func (*ListRoutesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{60}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListRoutesResponse) GetRoutes() []*Route {
@@ -4537,7 +4691,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +4703,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +4716,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{61}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListOperationsRequest) GetMachine() string {
@@ -4588,7 +4742,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4754,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +4767,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{62}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -4632,7 +4786,7 @@ type GetOperationRequest struct {
 
 func (x *GetOperationRequest) Reset() {
 	*x = GetOperationRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4798,7 @@ func (x *GetOperationRequest) String() string {
 func (*GetOperationRequest) ProtoMessage() {}
 
 func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4811,7 @@ func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationRequest.ProtoReflect.Descriptor instead.
 func (*GetOperationRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{63}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetOperationRequest) GetOperation() string {
@@ -4792,7 +4946,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x04then\x18\x03 \x01(\rR\x04then\x12\x10\n" +
 	"\x03now\x18\x04 \x01(\rR\x03now\x12\x1c\n" +
 	"\tlistening\x18\x05 \x01(\tR\tlistening\x12\x14\n" +
-	"\x05owner\x18\x06 \x01(\tR\x05owner\"\xd7\x01\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\"\xaa\x02\n" +
 	"\x04Spec\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1d\n" +
@@ -4801,7 +4955,18 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\aon_boot\x18\x04 \x01(\tR\x06onBoot\x12\x14\n" +
 	"\x05tmpfs\x18\x05 \x03(\tR\x05tmpfs\x12\x18\n" +
 	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
-	"\x14suspend_after_millis\x18\a \x01(\x03R\x12suspendAfterMillis\"\xbc\x05\n" +
+	"\x14suspend_after_millis\x18\a \x01(\x03R\x12suspendAfterMillis\x12#\n" +
+	"\rnetwork_allow\x18\b \x03(\tR\fnetworkAllow\x12,\n" +
+	"\x12network_allow_host\x18\t \x03(\rR\x10networkAllowHost\"`\n" +
+	"\x0eMachineNetwork\x12\x14\n" +
+	"\x05total\x18\x01 \x01(\x04R\x05total\x128\n" +
+	"\brefusals\x18\x02 \x03(\v2\x1c.holdpoint.v1.NetworkRefusalR\brefusals\"\x9a\x01\n" +
+	"\x0eNetworkRefusal\x12\x1a\n" +
+	"\bprotocol\x18\x01 \x01(\tR\bprotocol\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12.\n" +
+	"\x04last\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"\xbc\x05\n" +
 	"\aMachine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -5105,11 +5270,12 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x06Import\x12 .holdpoint.v1.ImportImageRequest\x1a\x17.holdpoint.v1.Operation\x12I\n" +
 	"\x04List\x12\x1f.holdpoint.v1.ListImagesRequest\x1a .holdpoint.v1.ListImagesResponse\x129\n" +
 	"\x03Get\x12\x1d.holdpoint.v1.GetImageRequest\x1a\x13.holdpoint.v1.Image\x12C\n" +
-	"\x06Remove\x12 .holdpoint.v1.RemoveImageRequest\x1a\x17.holdpoint.v1.Operation2\xd7\x06\n" +
+	"\x06Remove\x12 .holdpoint.v1.RemoveImageRequest\x1a\x17.holdpoint.v1.Operation2\xa1\a\n" +
 	"\x0eMachineService\x12?\n" +
 	"\x03Run\x12\x1f.holdpoint.v1.RunMachineRequest\x1a\x17.holdpoint.v1.Operation\x12M\n" +
 	"\x04List\x12!.holdpoint.v1.ListMachinesRequest\x1a\".holdpoint.v1.ListMachinesResponse\x12=\n" +
-	"\x03Get\x12\x1f.holdpoint.v1.GetMachineRequest\x1a\x15.holdpoint.v1.Machine\x12C\n" +
+	"\x03Get\x12\x1f.holdpoint.v1.GetMachineRequest\x1a\x15.holdpoint.v1.Machine\x12H\n" +
+	"\aNetwork\x12\x1f.holdpoint.v1.GetMachineRequest\x1a\x1c.holdpoint.v1.MachineNetwork\x12C\n" +
 	"\x05Start\x12!.holdpoint.v1.StartMachineRequest\x1a\x17.holdpoint.v1.Operation\x12A\n" +
 	"\x04Stop\x12 .holdpoint.v1.StopMachineRequest\x1a\x17.holdpoint.v1.Operation\x12C\n" +
 	"\x05Pause\x12!.holdpoint.v1.PauseMachineRequest\x1a\x17.holdpoint.v1.Operation\x12E\n" +
@@ -5158,7 +5324,7 @@ func file_holdpoint_v1_holdpoint_proto_rawDescGZIP() []byte {
 }
 
 var file_holdpoint_v1_holdpoint_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_holdpoint_v1_holdpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_holdpoint_v1_holdpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_holdpoint_v1_holdpoint_proto_goTypes = []any{
 	(OperationState)(0),              // 0: holdpoint.v1.OperationState
 	(*ErrorInfo)(nil),                // 1: holdpoint.v1.ErrorInfo
@@ -5172,202 +5338,208 @@ var file_holdpoint_v1_holdpoint_proto_goTypes = []any{
 	(*Effect)(nil),                   // 9: holdpoint.v1.Effect
 	(*RouteChange)(nil),              // 10: holdpoint.v1.RouteChange
 	(*Spec)(nil),                     // 11: holdpoint.v1.Spec
-	(*Machine)(nil),                  // 12: holdpoint.v1.Machine
-	(*Image)(nil),                    // 13: holdpoint.v1.Image
-	(*Checkpoint)(nil),               // 14: holdpoint.v1.Checkpoint
-	(*Route)(nil),                    // 15: holdpoint.v1.Route
-	(*DaemonStatusRequest)(nil),      // 16: holdpoint.v1.DaemonStatusRequest
-	(*DaemonStatusResponse)(nil),     // 17: holdpoint.v1.DaemonStatusResponse
-	(*DaemonStopRequest)(nil),        // 18: holdpoint.v1.DaemonStopRequest
-	(*DaemonStopResponse)(nil),       // 19: holdpoint.v1.DaemonStopResponse
-	(*DoctorRequest)(nil),            // 20: holdpoint.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 21: holdpoint.v1.DoctorResponse
-	(*DoctorCheck)(nil),              // 22: holdpoint.v1.DoctorCheck
-	(*BuildImageRequest)(nil),        // 23: holdpoint.v1.BuildImageRequest
-	(*ImportImageRequest)(nil),       // 24: holdpoint.v1.ImportImageRequest
-	(*ListImagesRequest)(nil),        // 25: holdpoint.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),       // 26: holdpoint.v1.ListImagesResponse
-	(*GetImageRequest)(nil),          // 27: holdpoint.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),       // 28: holdpoint.v1.RemoveImageRequest
-	(*RunMachineRequest)(nil),        // 29: holdpoint.v1.RunMachineRequest
-	(*SuspendMachineRequest)(nil),    // 30: holdpoint.v1.SuspendMachineRequest
-	(*ForkRequest)(nil),              // 31: holdpoint.v1.ForkRequest
-	(*ListMachinesRequest)(nil),      // 32: holdpoint.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),     // 33: holdpoint.v1.ListMachinesResponse
-	(*GetMachineRequest)(nil),        // 34: holdpoint.v1.GetMachineRequest
-	(*StartMachineRequest)(nil),      // 35: holdpoint.v1.StartMachineRequest
-	(*StopMachineRequest)(nil),       // 36: holdpoint.v1.StopMachineRequest
-	(*PauseMachineRequest)(nil),      // 37: holdpoint.v1.PauseMachineRequest
-	(*ResumeMachineRequest)(nil),     // 38: holdpoint.v1.ResumeMachineRequest
-	(*RemoveMachineRequest)(nil),     // 39: holdpoint.v1.RemoveMachineRequest
-	(*RestoreMachineRequest)(nil),    // 40: holdpoint.v1.RestoreMachineRequest
-	(*GuestExecRequest)(nil),         // 41: holdpoint.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),        // 42: holdpoint.v1.GuestExecResponse
-	(*ListGuestCommandsRequest)(nil), // 43: holdpoint.v1.ListGuestCommandsRequest
-	(*GuestUploadRequest)(nil),       // 44: holdpoint.v1.GuestUploadRequest
-	(*GuestDownloadRequest)(nil),     // 45: holdpoint.v1.GuestDownloadRequest
-	(*GuestDialRequest)(nil),         // 46: holdpoint.v1.GuestDialRequest
-	(*GuestDialResponse)(nil),        // 47: holdpoint.v1.GuestDialResponse
-	(*GuestFactsRequest)(nil),        // 48: holdpoint.v1.GuestFactsRequest
-	(*GuestLogsRequest)(nil),         // 49: holdpoint.v1.GuestLogsRequest
-	(*GuestLogsResponse)(nil),        // 50: holdpoint.v1.GuestLogsResponse
-	(*CreateCheckpointRequest)(nil),  // 51: holdpoint.v1.CreateCheckpointRequest
-	(*ListCheckpointsRequest)(nil),   // 52: holdpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 53: holdpoint.v1.ListCheckpointsResponse
-	(*GetCheckpointRequest)(nil),     // 54: holdpoint.v1.GetCheckpointRequest
-	(*RemoveCheckpointRequest)(nil),  // 55: holdpoint.v1.RemoveCheckpointRequest
-	(*VerifyCheckpointRequest)(nil),  // 56: holdpoint.v1.VerifyCheckpointRequest
-	(*SetPoolRequest)(nil),           // 57: holdpoint.v1.SetPoolRequest
-	(*ExposeRequest)(nil),            // 58: holdpoint.v1.ExposeRequest
-	(*UnexposeRequest)(nil),          // 59: holdpoint.v1.UnexposeRequest
-	(*ListRoutesRequest)(nil),        // 60: holdpoint.v1.ListRoutesRequest
-	(*ListRoutesResponse)(nil),       // 61: holdpoint.v1.ListRoutesResponse
-	(*ListOperationsRequest)(nil),    // 62: holdpoint.v1.ListOperationsRequest
-	(*ListOperationsResponse)(nil),   // 63: holdpoint.v1.ListOperationsResponse
-	(*GetOperationRequest)(nil),      // 64: holdpoint.v1.GetOperationRequest
-	(*timestamppb.Timestamp)(nil),    // 65: google.protobuf.Timestamp
-	(*v1.ExecRequest)(nil),           // 66: holdpoint.agent.v1.ExecRequest
-	(*v1.ExecResponse)(nil),          // 67: holdpoint.agent.v1.ExecResponse
-	(*v1.UploadRequest)(nil),         // 68: holdpoint.agent.v1.UploadRequest
-	(*v1.DialRequest)(nil),           // 69: holdpoint.agent.v1.DialRequest
-	(*v1.DialResponse)(nil),          // 70: holdpoint.agent.v1.DialResponse
-	(*v1.ListCommandsResponse)(nil),  // 71: holdpoint.agent.v1.ListCommandsResponse
-	(*v1.UploadResponse)(nil),        // 72: holdpoint.agent.v1.UploadResponse
-	(*v1.DownloadResponse)(nil),      // 73: holdpoint.agent.v1.DownloadResponse
-	(*v1.FactsResponse)(nil),         // 74: holdpoint.agent.v1.FactsResponse
+	(*MachineNetwork)(nil),           // 12: holdpoint.v1.MachineNetwork
+	(*NetworkRefusal)(nil),           // 13: holdpoint.v1.NetworkRefusal
+	(*Machine)(nil),                  // 14: holdpoint.v1.Machine
+	(*Image)(nil),                    // 15: holdpoint.v1.Image
+	(*Checkpoint)(nil),               // 16: holdpoint.v1.Checkpoint
+	(*Route)(nil),                    // 17: holdpoint.v1.Route
+	(*DaemonStatusRequest)(nil),      // 18: holdpoint.v1.DaemonStatusRequest
+	(*DaemonStatusResponse)(nil),     // 19: holdpoint.v1.DaemonStatusResponse
+	(*DaemonStopRequest)(nil),        // 20: holdpoint.v1.DaemonStopRequest
+	(*DaemonStopResponse)(nil),       // 21: holdpoint.v1.DaemonStopResponse
+	(*DoctorRequest)(nil),            // 22: holdpoint.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 23: holdpoint.v1.DoctorResponse
+	(*DoctorCheck)(nil),              // 24: holdpoint.v1.DoctorCheck
+	(*BuildImageRequest)(nil),        // 25: holdpoint.v1.BuildImageRequest
+	(*ImportImageRequest)(nil),       // 26: holdpoint.v1.ImportImageRequest
+	(*ListImagesRequest)(nil),        // 27: holdpoint.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),       // 28: holdpoint.v1.ListImagesResponse
+	(*GetImageRequest)(nil),          // 29: holdpoint.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),       // 30: holdpoint.v1.RemoveImageRequest
+	(*RunMachineRequest)(nil),        // 31: holdpoint.v1.RunMachineRequest
+	(*SuspendMachineRequest)(nil),    // 32: holdpoint.v1.SuspendMachineRequest
+	(*ForkRequest)(nil),              // 33: holdpoint.v1.ForkRequest
+	(*ListMachinesRequest)(nil),      // 34: holdpoint.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),     // 35: holdpoint.v1.ListMachinesResponse
+	(*GetMachineRequest)(nil),        // 36: holdpoint.v1.GetMachineRequest
+	(*StartMachineRequest)(nil),      // 37: holdpoint.v1.StartMachineRequest
+	(*StopMachineRequest)(nil),       // 38: holdpoint.v1.StopMachineRequest
+	(*PauseMachineRequest)(nil),      // 39: holdpoint.v1.PauseMachineRequest
+	(*ResumeMachineRequest)(nil),     // 40: holdpoint.v1.ResumeMachineRequest
+	(*RemoveMachineRequest)(nil),     // 41: holdpoint.v1.RemoveMachineRequest
+	(*RestoreMachineRequest)(nil),    // 42: holdpoint.v1.RestoreMachineRequest
+	(*GuestExecRequest)(nil),         // 43: holdpoint.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),        // 44: holdpoint.v1.GuestExecResponse
+	(*ListGuestCommandsRequest)(nil), // 45: holdpoint.v1.ListGuestCommandsRequest
+	(*GuestUploadRequest)(nil),       // 46: holdpoint.v1.GuestUploadRequest
+	(*GuestDownloadRequest)(nil),     // 47: holdpoint.v1.GuestDownloadRequest
+	(*GuestDialRequest)(nil),         // 48: holdpoint.v1.GuestDialRequest
+	(*GuestDialResponse)(nil),        // 49: holdpoint.v1.GuestDialResponse
+	(*GuestFactsRequest)(nil),        // 50: holdpoint.v1.GuestFactsRequest
+	(*GuestLogsRequest)(nil),         // 51: holdpoint.v1.GuestLogsRequest
+	(*GuestLogsResponse)(nil),        // 52: holdpoint.v1.GuestLogsResponse
+	(*CreateCheckpointRequest)(nil),  // 53: holdpoint.v1.CreateCheckpointRequest
+	(*ListCheckpointsRequest)(nil),   // 54: holdpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 55: holdpoint.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),     // 56: holdpoint.v1.GetCheckpointRequest
+	(*RemoveCheckpointRequest)(nil),  // 57: holdpoint.v1.RemoveCheckpointRequest
+	(*VerifyCheckpointRequest)(nil),  // 58: holdpoint.v1.VerifyCheckpointRequest
+	(*SetPoolRequest)(nil),           // 59: holdpoint.v1.SetPoolRequest
+	(*ExposeRequest)(nil),            // 60: holdpoint.v1.ExposeRequest
+	(*UnexposeRequest)(nil),          // 61: holdpoint.v1.UnexposeRequest
+	(*ListRoutesRequest)(nil),        // 62: holdpoint.v1.ListRoutesRequest
+	(*ListRoutesResponse)(nil),       // 63: holdpoint.v1.ListRoutesResponse
+	(*ListOperationsRequest)(nil),    // 64: holdpoint.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),   // 65: holdpoint.v1.ListOperationsResponse
+	(*GetOperationRequest)(nil),      // 66: holdpoint.v1.GetOperationRequest
+	(*timestamppb.Timestamp)(nil),    // 67: google.protobuf.Timestamp
+	(*v1.ExecRequest)(nil),           // 68: holdpoint.agent.v1.ExecRequest
+	(*v1.ExecResponse)(nil),          // 69: holdpoint.agent.v1.ExecResponse
+	(*v1.UploadRequest)(nil),         // 70: holdpoint.agent.v1.UploadRequest
+	(*v1.DialRequest)(nil),           // 71: holdpoint.agent.v1.DialRequest
+	(*v1.DialResponse)(nil),          // 72: holdpoint.agent.v1.DialResponse
+	(*v1.ListCommandsResponse)(nil),  // 73: holdpoint.agent.v1.ListCommandsResponse
+	(*v1.UploadResponse)(nil),        // 74: holdpoint.agent.v1.UploadResponse
+	(*v1.DownloadResponse)(nil),      // 75: holdpoint.agent.v1.DownloadResponse
+	(*v1.FactsResponse)(nil),         // 76: holdpoint.agent.v1.FactsResponse
 }
 var file_holdpoint_v1_holdpoint_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.v1.Operation.state:type_name -> holdpoint.v1.OperationState
-	65, // 1: holdpoint.v1.Operation.created_at:type_name -> google.protobuf.Timestamp
-	65, // 2: holdpoint.v1.Operation.ended_at:type_name -> google.protobuf.Timestamp
+	67, // 1: holdpoint.v1.Operation.created_at:type_name -> google.protobuf.Timestamp
+	67, // 2: holdpoint.v1.Operation.ended_at:type_name -> google.protobuf.Timestamp
 	1,  // 3: holdpoint.v1.Operation.error:type_name -> holdpoint.v1.ErrorInfo
 	3,  // 4: holdpoint.v1.Operation.result:type_name -> holdpoint.v1.OperationResult
-	12, // 5: holdpoint.v1.OperationResult.machine:type_name -> holdpoint.v1.Machine
-	13, // 6: holdpoint.v1.OperationResult.image:type_name -> holdpoint.v1.Image
+	14, // 5: holdpoint.v1.OperationResult.machine:type_name -> holdpoint.v1.Machine
+	15, // 6: holdpoint.v1.OperationResult.image:type_name -> holdpoint.v1.Image
 	6,  // 7: holdpoint.v1.OperationResult.checkpoint:type_name -> holdpoint.v1.CheckpointResult
 	7,  // 8: holdpoint.v1.OperationResult.restore:type_name -> holdpoint.v1.RestoreResult
-	15, // 9: holdpoint.v1.OperationResult.routes:type_name -> holdpoint.v1.Route
+	17, // 9: holdpoint.v1.OperationResult.routes:type_name -> holdpoint.v1.Route
 	4,  // 10: holdpoint.v1.OperationResult.forks:type_name -> holdpoint.v1.ForkResult
 	5,  // 11: holdpoint.v1.OperationResult.verify:type_name -> holdpoint.v1.VerifyResult
-	12, // 12: holdpoint.v1.ForkResult.machine:type_name -> holdpoint.v1.Machine
+	14, // 12: holdpoint.v1.ForkResult.machine:type_name -> holdpoint.v1.Machine
 	1,  // 13: holdpoint.v1.ForkResult.error:type_name -> holdpoint.v1.ErrorInfo
-	14, // 14: holdpoint.v1.VerifyResult.checkpoint:type_name -> holdpoint.v1.Checkpoint
-	14, // 15: holdpoint.v1.CheckpointResult.checkpoint:type_name -> holdpoint.v1.Checkpoint
-	14, // 16: holdpoint.v1.RestoreResult.restored:type_name -> holdpoint.v1.Checkpoint
-	14, // 17: holdpoint.v1.RestoreResult.safety:type_name -> holdpoint.v1.Checkpoint
+	16, // 14: holdpoint.v1.VerifyResult.checkpoint:type_name -> holdpoint.v1.Checkpoint
+	16, // 15: holdpoint.v1.CheckpointResult.checkpoint:type_name -> holdpoint.v1.Checkpoint
+	16, // 16: holdpoint.v1.RestoreResult.restored:type_name -> holdpoint.v1.Checkpoint
+	16, // 17: holdpoint.v1.RestoreResult.safety:type_name -> holdpoint.v1.Checkpoint
 	8,  // 18: holdpoint.v1.RestoreResult.plan:type_name -> holdpoint.v1.RestorePlan
-	14, // 19: holdpoint.v1.RestorePlan.checkpoint:type_name -> holdpoint.v1.Checkpoint
+	16, // 19: holdpoint.v1.RestorePlan.checkpoint:type_name -> holdpoint.v1.Checkpoint
 	10, // 20: holdpoint.v1.RestorePlan.routes:type_name -> holdpoint.v1.RouteChange
-	14, // 21: holdpoint.v1.RestorePlan.newer:type_name -> holdpoint.v1.Checkpoint
+	16, // 21: holdpoint.v1.RestorePlan.newer:type_name -> holdpoint.v1.Checkpoint
 	9,  // 22: holdpoint.v1.RestorePlan.effects:type_name -> holdpoint.v1.Effect
-	65, // 23: holdpoint.v1.Effect.at:type_name -> google.protobuf.Timestamp
-	11, // 24: holdpoint.v1.Machine.spec:type_name -> holdpoint.v1.Spec
-	65, // 25: holdpoint.v1.Machine.created_at:type_name -> google.protobuf.Timestamp
-	15, // 26: holdpoint.v1.Machine.routes:type_name -> holdpoint.v1.Route
-	65, // 27: holdpoint.v1.Image.created_at:type_name -> google.protobuf.Timestamp
-	65, // 28: holdpoint.v1.Checkpoint.created_at:type_name -> google.protobuf.Timestamp
-	11, // 29: holdpoint.v1.Checkpoint.spec:type_name -> holdpoint.v1.Spec
-	15, // 30: holdpoint.v1.Checkpoint.routes:type_name -> holdpoint.v1.Route
-	65, // 31: holdpoint.v1.DaemonStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	22, // 32: holdpoint.v1.DoctorResponse.checks:type_name -> holdpoint.v1.DoctorCheck
-	13, // 33: holdpoint.v1.ListImagesResponse.images:type_name -> holdpoint.v1.Image
-	11, // 34: holdpoint.v1.RunMachineRequest.spec:type_name -> holdpoint.v1.Spec
-	12, // 35: holdpoint.v1.ListMachinesResponse.machines:type_name -> holdpoint.v1.Machine
-	66, // 36: holdpoint.v1.GuestExecRequest.message:type_name -> holdpoint.agent.v1.ExecRequest
-	67, // 37: holdpoint.v1.GuestExecResponse.message:type_name -> holdpoint.agent.v1.ExecResponse
-	68, // 38: holdpoint.v1.GuestUploadRequest.message:type_name -> holdpoint.agent.v1.UploadRequest
-	69, // 39: holdpoint.v1.GuestDialRequest.message:type_name -> holdpoint.agent.v1.DialRequest
-	70, // 40: holdpoint.v1.GuestDialResponse.message:type_name -> holdpoint.agent.v1.DialResponse
-	14, // 41: holdpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> holdpoint.v1.Checkpoint
-	15, // 42: holdpoint.v1.ListRoutesResponse.routes:type_name -> holdpoint.v1.Route
-	2,  // 43: holdpoint.v1.ListOperationsResponse.operations:type_name -> holdpoint.v1.Operation
-	16, // 44: holdpoint.v1.DaemonService.Status:input_type -> holdpoint.v1.DaemonStatusRequest
-	18, // 45: holdpoint.v1.DaemonService.Stop:input_type -> holdpoint.v1.DaemonStopRequest
-	20, // 46: holdpoint.v1.DaemonService.Doctor:input_type -> holdpoint.v1.DoctorRequest
-	23, // 47: holdpoint.v1.ImageService.Build:input_type -> holdpoint.v1.BuildImageRequest
-	24, // 48: holdpoint.v1.ImageService.Import:input_type -> holdpoint.v1.ImportImageRequest
-	25, // 49: holdpoint.v1.ImageService.List:input_type -> holdpoint.v1.ListImagesRequest
-	27, // 50: holdpoint.v1.ImageService.Get:input_type -> holdpoint.v1.GetImageRequest
-	28, // 51: holdpoint.v1.ImageService.Remove:input_type -> holdpoint.v1.RemoveImageRequest
-	29, // 52: holdpoint.v1.MachineService.Run:input_type -> holdpoint.v1.RunMachineRequest
-	32, // 53: holdpoint.v1.MachineService.List:input_type -> holdpoint.v1.ListMachinesRequest
-	34, // 54: holdpoint.v1.MachineService.Get:input_type -> holdpoint.v1.GetMachineRequest
-	35, // 55: holdpoint.v1.MachineService.Start:input_type -> holdpoint.v1.StartMachineRequest
-	36, // 56: holdpoint.v1.MachineService.Stop:input_type -> holdpoint.v1.StopMachineRequest
-	37, // 57: holdpoint.v1.MachineService.Pause:input_type -> holdpoint.v1.PauseMachineRequest
-	38, // 58: holdpoint.v1.MachineService.Resume:input_type -> holdpoint.v1.ResumeMachineRequest
-	39, // 59: holdpoint.v1.MachineService.Remove:input_type -> holdpoint.v1.RemoveMachineRequest
-	30, // 60: holdpoint.v1.MachineService.Suspend:input_type -> holdpoint.v1.SuspendMachineRequest
-	31, // 61: holdpoint.v1.MachineService.Fork:input_type -> holdpoint.v1.ForkRequest
-	40, // 62: holdpoint.v1.MachineService.Restore:input_type -> holdpoint.v1.RestoreMachineRequest
-	40, // 63: holdpoint.v1.MachineService.PlanRestore:input_type -> holdpoint.v1.RestoreMachineRequest
-	41, // 64: holdpoint.v1.GuestService.Exec:input_type -> holdpoint.v1.GuestExecRequest
-	43, // 65: holdpoint.v1.GuestService.ListCommands:input_type -> holdpoint.v1.ListGuestCommandsRequest
-	44, // 66: holdpoint.v1.GuestService.Upload:input_type -> holdpoint.v1.GuestUploadRequest
-	45, // 67: holdpoint.v1.GuestService.Download:input_type -> holdpoint.v1.GuestDownloadRequest
-	46, // 68: holdpoint.v1.GuestService.Dial:input_type -> holdpoint.v1.GuestDialRequest
-	48, // 69: holdpoint.v1.GuestService.Facts:input_type -> holdpoint.v1.GuestFactsRequest
-	49, // 70: holdpoint.v1.GuestService.Logs:input_type -> holdpoint.v1.GuestLogsRequest
-	51, // 71: holdpoint.v1.CheckpointService.Create:input_type -> holdpoint.v1.CreateCheckpointRequest
-	52, // 72: holdpoint.v1.CheckpointService.List:input_type -> holdpoint.v1.ListCheckpointsRequest
-	54, // 73: holdpoint.v1.CheckpointService.Get:input_type -> holdpoint.v1.GetCheckpointRequest
-	55, // 74: holdpoint.v1.CheckpointService.Remove:input_type -> holdpoint.v1.RemoveCheckpointRequest
-	56, // 75: holdpoint.v1.CheckpointService.Verify:input_type -> holdpoint.v1.VerifyCheckpointRequest
-	57, // 76: holdpoint.v1.CheckpointService.SetPool:input_type -> holdpoint.v1.SetPoolRequest
-	58, // 77: holdpoint.v1.RouteService.Expose:input_type -> holdpoint.v1.ExposeRequest
-	59, // 78: holdpoint.v1.RouteService.Unexpose:input_type -> holdpoint.v1.UnexposeRequest
-	60, // 79: holdpoint.v1.RouteService.List:input_type -> holdpoint.v1.ListRoutesRequest
-	62, // 80: holdpoint.v1.OperationService.List:input_type -> holdpoint.v1.ListOperationsRequest
-	64, // 81: holdpoint.v1.OperationService.Get:input_type -> holdpoint.v1.GetOperationRequest
-	64, // 82: holdpoint.v1.OperationService.Wait:input_type -> holdpoint.v1.GetOperationRequest
-	64, // 83: holdpoint.v1.OperationService.Watch:input_type -> holdpoint.v1.GetOperationRequest
-	64, // 84: holdpoint.v1.OperationService.Cancel:input_type -> holdpoint.v1.GetOperationRequest
-	17, // 85: holdpoint.v1.DaemonService.Status:output_type -> holdpoint.v1.DaemonStatusResponse
-	19, // 86: holdpoint.v1.DaemonService.Stop:output_type -> holdpoint.v1.DaemonStopResponse
-	21, // 87: holdpoint.v1.DaemonService.Doctor:output_type -> holdpoint.v1.DoctorResponse
-	2,  // 88: holdpoint.v1.ImageService.Build:output_type -> holdpoint.v1.Operation
-	2,  // 89: holdpoint.v1.ImageService.Import:output_type -> holdpoint.v1.Operation
-	26, // 90: holdpoint.v1.ImageService.List:output_type -> holdpoint.v1.ListImagesResponse
-	13, // 91: holdpoint.v1.ImageService.Get:output_type -> holdpoint.v1.Image
-	2,  // 92: holdpoint.v1.ImageService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 93: holdpoint.v1.MachineService.Run:output_type -> holdpoint.v1.Operation
-	33, // 94: holdpoint.v1.MachineService.List:output_type -> holdpoint.v1.ListMachinesResponse
-	12, // 95: holdpoint.v1.MachineService.Get:output_type -> holdpoint.v1.Machine
-	2,  // 96: holdpoint.v1.MachineService.Start:output_type -> holdpoint.v1.Operation
-	2,  // 97: holdpoint.v1.MachineService.Stop:output_type -> holdpoint.v1.Operation
-	2,  // 98: holdpoint.v1.MachineService.Pause:output_type -> holdpoint.v1.Operation
-	2,  // 99: holdpoint.v1.MachineService.Resume:output_type -> holdpoint.v1.Operation
-	2,  // 100: holdpoint.v1.MachineService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 101: holdpoint.v1.MachineService.Suspend:output_type -> holdpoint.v1.Operation
-	2,  // 102: holdpoint.v1.MachineService.Fork:output_type -> holdpoint.v1.Operation
-	2,  // 103: holdpoint.v1.MachineService.Restore:output_type -> holdpoint.v1.Operation
-	8,  // 104: holdpoint.v1.MachineService.PlanRestore:output_type -> holdpoint.v1.RestorePlan
-	42, // 105: holdpoint.v1.GuestService.Exec:output_type -> holdpoint.v1.GuestExecResponse
-	71, // 106: holdpoint.v1.GuestService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	72, // 107: holdpoint.v1.GuestService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	73, // 108: holdpoint.v1.GuestService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	47, // 109: holdpoint.v1.GuestService.Dial:output_type -> holdpoint.v1.GuestDialResponse
-	74, // 110: holdpoint.v1.GuestService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	50, // 111: holdpoint.v1.GuestService.Logs:output_type -> holdpoint.v1.GuestLogsResponse
-	2,  // 112: holdpoint.v1.CheckpointService.Create:output_type -> holdpoint.v1.Operation
-	53, // 113: holdpoint.v1.CheckpointService.List:output_type -> holdpoint.v1.ListCheckpointsResponse
-	14, // 114: holdpoint.v1.CheckpointService.Get:output_type -> holdpoint.v1.Checkpoint
-	2,  // 115: holdpoint.v1.CheckpointService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 116: holdpoint.v1.CheckpointService.Verify:output_type -> holdpoint.v1.Operation
-	2,  // 117: holdpoint.v1.CheckpointService.SetPool:output_type -> holdpoint.v1.Operation
-	2,  // 118: holdpoint.v1.RouteService.Expose:output_type -> holdpoint.v1.Operation
-	2,  // 119: holdpoint.v1.RouteService.Unexpose:output_type -> holdpoint.v1.Operation
-	61, // 120: holdpoint.v1.RouteService.List:output_type -> holdpoint.v1.ListRoutesResponse
-	63, // 121: holdpoint.v1.OperationService.List:output_type -> holdpoint.v1.ListOperationsResponse
-	2,  // 122: holdpoint.v1.OperationService.Get:output_type -> holdpoint.v1.Operation
-	2,  // 123: holdpoint.v1.OperationService.Wait:output_type -> holdpoint.v1.Operation
-	2,  // 124: holdpoint.v1.OperationService.Watch:output_type -> holdpoint.v1.Operation
-	2,  // 125: holdpoint.v1.OperationService.Cancel:output_type -> holdpoint.v1.Operation
-	85, // [85:126] is the sub-list for method output_type
-	44, // [44:85] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	67, // 23: holdpoint.v1.Effect.at:type_name -> google.protobuf.Timestamp
+	13, // 24: holdpoint.v1.MachineNetwork.refusals:type_name -> holdpoint.v1.NetworkRefusal
+	67, // 25: holdpoint.v1.NetworkRefusal.last:type_name -> google.protobuf.Timestamp
+	11, // 26: holdpoint.v1.Machine.spec:type_name -> holdpoint.v1.Spec
+	67, // 27: holdpoint.v1.Machine.created_at:type_name -> google.protobuf.Timestamp
+	17, // 28: holdpoint.v1.Machine.routes:type_name -> holdpoint.v1.Route
+	67, // 29: holdpoint.v1.Image.created_at:type_name -> google.protobuf.Timestamp
+	67, // 30: holdpoint.v1.Checkpoint.created_at:type_name -> google.protobuf.Timestamp
+	11, // 31: holdpoint.v1.Checkpoint.spec:type_name -> holdpoint.v1.Spec
+	17, // 32: holdpoint.v1.Checkpoint.routes:type_name -> holdpoint.v1.Route
+	67, // 33: holdpoint.v1.DaemonStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	24, // 34: holdpoint.v1.DoctorResponse.checks:type_name -> holdpoint.v1.DoctorCheck
+	15, // 35: holdpoint.v1.ListImagesResponse.images:type_name -> holdpoint.v1.Image
+	11, // 36: holdpoint.v1.RunMachineRequest.spec:type_name -> holdpoint.v1.Spec
+	14, // 37: holdpoint.v1.ListMachinesResponse.machines:type_name -> holdpoint.v1.Machine
+	68, // 38: holdpoint.v1.GuestExecRequest.message:type_name -> holdpoint.agent.v1.ExecRequest
+	69, // 39: holdpoint.v1.GuestExecResponse.message:type_name -> holdpoint.agent.v1.ExecResponse
+	70, // 40: holdpoint.v1.GuestUploadRequest.message:type_name -> holdpoint.agent.v1.UploadRequest
+	71, // 41: holdpoint.v1.GuestDialRequest.message:type_name -> holdpoint.agent.v1.DialRequest
+	72, // 42: holdpoint.v1.GuestDialResponse.message:type_name -> holdpoint.agent.v1.DialResponse
+	16, // 43: holdpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> holdpoint.v1.Checkpoint
+	17, // 44: holdpoint.v1.ListRoutesResponse.routes:type_name -> holdpoint.v1.Route
+	2,  // 45: holdpoint.v1.ListOperationsResponse.operations:type_name -> holdpoint.v1.Operation
+	18, // 46: holdpoint.v1.DaemonService.Status:input_type -> holdpoint.v1.DaemonStatusRequest
+	20, // 47: holdpoint.v1.DaemonService.Stop:input_type -> holdpoint.v1.DaemonStopRequest
+	22, // 48: holdpoint.v1.DaemonService.Doctor:input_type -> holdpoint.v1.DoctorRequest
+	25, // 49: holdpoint.v1.ImageService.Build:input_type -> holdpoint.v1.BuildImageRequest
+	26, // 50: holdpoint.v1.ImageService.Import:input_type -> holdpoint.v1.ImportImageRequest
+	27, // 51: holdpoint.v1.ImageService.List:input_type -> holdpoint.v1.ListImagesRequest
+	29, // 52: holdpoint.v1.ImageService.Get:input_type -> holdpoint.v1.GetImageRequest
+	30, // 53: holdpoint.v1.ImageService.Remove:input_type -> holdpoint.v1.RemoveImageRequest
+	31, // 54: holdpoint.v1.MachineService.Run:input_type -> holdpoint.v1.RunMachineRequest
+	34, // 55: holdpoint.v1.MachineService.List:input_type -> holdpoint.v1.ListMachinesRequest
+	36, // 56: holdpoint.v1.MachineService.Get:input_type -> holdpoint.v1.GetMachineRequest
+	36, // 57: holdpoint.v1.MachineService.Network:input_type -> holdpoint.v1.GetMachineRequest
+	37, // 58: holdpoint.v1.MachineService.Start:input_type -> holdpoint.v1.StartMachineRequest
+	38, // 59: holdpoint.v1.MachineService.Stop:input_type -> holdpoint.v1.StopMachineRequest
+	39, // 60: holdpoint.v1.MachineService.Pause:input_type -> holdpoint.v1.PauseMachineRequest
+	40, // 61: holdpoint.v1.MachineService.Resume:input_type -> holdpoint.v1.ResumeMachineRequest
+	41, // 62: holdpoint.v1.MachineService.Remove:input_type -> holdpoint.v1.RemoveMachineRequest
+	32, // 63: holdpoint.v1.MachineService.Suspend:input_type -> holdpoint.v1.SuspendMachineRequest
+	33, // 64: holdpoint.v1.MachineService.Fork:input_type -> holdpoint.v1.ForkRequest
+	42, // 65: holdpoint.v1.MachineService.Restore:input_type -> holdpoint.v1.RestoreMachineRequest
+	42, // 66: holdpoint.v1.MachineService.PlanRestore:input_type -> holdpoint.v1.RestoreMachineRequest
+	43, // 67: holdpoint.v1.GuestService.Exec:input_type -> holdpoint.v1.GuestExecRequest
+	45, // 68: holdpoint.v1.GuestService.ListCommands:input_type -> holdpoint.v1.ListGuestCommandsRequest
+	46, // 69: holdpoint.v1.GuestService.Upload:input_type -> holdpoint.v1.GuestUploadRequest
+	47, // 70: holdpoint.v1.GuestService.Download:input_type -> holdpoint.v1.GuestDownloadRequest
+	48, // 71: holdpoint.v1.GuestService.Dial:input_type -> holdpoint.v1.GuestDialRequest
+	50, // 72: holdpoint.v1.GuestService.Facts:input_type -> holdpoint.v1.GuestFactsRequest
+	51, // 73: holdpoint.v1.GuestService.Logs:input_type -> holdpoint.v1.GuestLogsRequest
+	53, // 74: holdpoint.v1.CheckpointService.Create:input_type -> holdpoint.v1.CreateCheckpointRequest
+	54, // 75: holdpoint.v1.CheckpointService.List:input_type -> holdpoint.v1.ListCheckpointsRequest
+	56, // 76: holdpoint.v1.CheckpointService.Get:input_type -> holdpoint.v1.GetCheckpointRequest
+	57, // 77: holdpoint.v1.CheckpointService.Remove:input_type -> holdpoint.v1.RemoveCheckpointRequest
+	58, // 78: holdpoint.v1.CheckpointService.Verify:input_type -> holdpoint.v1.VerifyCheckpointRequest
+	59, // 79: holdpoint.v1.CheckpointService.SetPool:input_type -> holdpoint.v1.SetPoolRequest
+	60, // 80: holdpoint.v1.RouteService.Expose:input_type -> holdpoint.v1.ExposeRequest
+	61, // 81: holdpoint.v1.RouteService.Unexpose:input_type -> holdpoint.v1.UnexposeRequest
+	62, // 82: holdpoint.v1.RouteService.List:input_type -> holdpoint.v1.ListRoutesRequest
+	64, // 83: holdpoint.v1.OperationService.List:input_type -> holdpoint.v1.ListOperationsRequest
+	66, // 84: holdpoint.v1.OperationService.Get:input_type -> holdpoint.v1.GetOperationRequest
+	66, // 85: holdpoint.v1.OperationService.Wait:input_type -> holdpoint.v1.GetOperationRequest
+	66, // 86: holdpoint.v1.OperationService.Watch:input_type -> holdpoint.v1.GetOperationRequest
+	66, // 87: holdpoint.v1.OperationService.Cancel:input_type -> holdpoint.v1.GetOperationRequest
+	19, // 88: holdpoint.v1.DaemonService.Status:output_type -> holdpoint.v1.DaemonStatusResponse
+	21, // 89: holdpoint.v1.DaemonService.Stop:output_type -> holdpoint.v1.DaemonStopResponse
+	23, // 90: holdpoint.v1.DaemonService.Doctor:output_type -> holdpoint.v1.DoctorResponse
+	2,  // 91: holdpoint.v1.ImageService.Build:output_type -> holdpoint.v1.Operation
+	2,  // 92: holdpoint.v1.ImageService.Import:output_type -> holdpoint.v1.Operation
+	28, // 93: holdpoint.v1.ImageService.List:output_type -> holdpoint.v1.ListImagesResponse
+	15, // 94: holdpoint.v1.ImageService.Get:output_type -> holdpoint.v1.Image
+	2,  // 95: holdpoint.v1.ImageService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 96: holdpoint.v1.MachineService.Run:output_type -> holdpoint.v1.Operation
+	35, // 97: holdpoint.v1.MachineService.List:output_type -> holdpoint.v1.ListMachinesResponse
+	14, // 98: holdpoint.v1.MachineService.Get:output_type -> holdpoint.v1.Machine
+	12, // 99: holdpoint.v1.MachineService.Network:output_type -> holdpoint.v1.MachineNetwork
+	2,  // 100: holdpoint.v1.MachineService.Start:output_type -> holdpoint.v1.Operation
+	2,  // 101: holdpoint.v1.MachineService.Stop:output_type -> holdpoint.v1.Operation
+	2,  // 102: holdpoint.v1.MachineService.Pause:output_type -> holdpoint.v1.Operation
+	2,  // 103: holdpoint.v1.MachineService.Resume:output_type -> holdpoint.v1.Operation
+	2,  // 104: holdpoint.v1.MachineService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 105: holdpoint.v1.MachineService.Suspend:output_type -> holdpoint.v1.Operation
+	2,  // 106: holdpoint.v1.MachineService.Fork:output_type -> holdpoint.v1.Operation
+	2,  // 107: holdpoint.v1.MachineService.Restore:output_type -> holdpoint.v1.Operation
+	8,  // 108: holdpoint.v1.MachineService.PlanRestore:output_type -> holdpoint.v1.RestorePlan
+	44, // 109: holdpoint.v1.GuestService.Exec:output_type -> holdpoint.v1.GuestExecResponse
+	73, // 110: holdpoint.v1.GuestService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	74, // 111: holdpoint.v1.GuestService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	75, // 112: holdpoint.v1.GuestService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	49, // 113: holdpoint.v1.GuestService.Dial:output_type -> holdpoint.v1.GuestDialResponse
+	76, // 114: holdpoint.v1.GuestService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	52, // 115: holdpoint.v1.GuestService.Logs:output_type -> holdpoint.v1.GuestLogsResponse
+	2,  // 116: holdpoint.v1.CheckpointService.Create:output_type -> holdpoint.v1.Operation
+	55, // 117: holdpoint.v1.CheckpointService.List:output_type -> holdpoint.v1.ListCheckpointsResponse
+	16, // 118: holdpoint.v1.CheckpointService.Get:output_type -> holdpoint.v1.Checkpoint
+	2,  // 119: holdpoint.v1.CheckpointService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 120: holdpoint.v1.CheckpointService.Verify:output_type -> holdpoint.v1.Operation
+	2,  // 121: holdpoint.v1.CheckpointService.SetPool:output_type -> holdpoint.v1.Operation
+	2,  // 122: holdpoint.v1.RouteService.Expose:output_type -> holdpoint.v1.Operation
+	2,  // 123: holdpoint.v1.RouteService.Unexpose:output_type -> holdpoint.v1.Operation
+	63, // 124: holdpoint.v1.RouteService.List:output_type -> holdpoint.v1.ListRoutesResponse
+	65, // 125: holdpoint.v1.OperationService.List:output_type -> holdpoint.v1.ListOperationsResponse
+	2,  // 126: holdpoint.v1.OperationService.Get:output_type -> holdpoint.v1.Operation
+	2,  // 127: holdpoint.v1.OperationService.Wait:output_type -> holdpoint.v1.Operation
+	2,  // 128: holdpoint.v1.OperationService.Watch:output_type -> holdpoint.v1.Operation
+	2,  // 129: holdpoint.v1.OperationService.Cancel:output_type -> holdpoint.v1.Operation
+	88, // [88:130] is the sub-list for method output_type
+	46, // [46:88] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_holdpoint_v1_holdpoint_proto_init() }
@@ -5381,7 +5553,7 @@ func file_holdpoint_v1_holdpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdpoint_v1_holdpoint_proto_rawDesc), len(file_holdpoint_v1_holdpoint_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   64,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -19,30 +19,41 @@ import (
 )
 
 type logsOptions struct {
-	follow bool
-	tail   uint32
+	follow  bool
+	network bool
+	tail    uint32
 }
 
 // NewLogs is the verb `logs`.
 func NewLogs(a *app.App) *cobra.Command {
 	var o logsOptions
 	cmd := a.Command(app.Verb{
-		Use: "logs MACHINE [flags]", Short: "Print a machine's console",
+		Use: "logs MACHINE [flags]", Short: "Print a machine's console, or what its network refused",
 		Long: `Print a machine's console: of the run that goes on and of the last five that ended,
 oldest first. A run ends when the machine stops, is suspended or is restored; --tail
 counts its lines from the end of the newest. A machine that continued from its
 image's kept boot, or from a checkpoint, has said nothing before; one line on stderr
-says so where there is nothing to print.`,
+says so where there is nothing to print.
+
+With --network print which destinations the machine was refused, and why, since its
+monitor began; the last one first. See "holdpoint run" for the networks there are.`,
 		MinArgs: 1, MaxArgs: 1,
-		Object: view.Logged{}, Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.Storage}, Complete: app.First(a.MachineNames),
+		Object: view.Logged{}, Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.WrongState, errdefs.Unsupported, errdefs.Storage}, Complete: app.First(a.MachineNames),
 		Run: func(ctx context.Context, args []string) error { return runLogs(ctx, a, args[0], o) },
 	})
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with what comes")
+	cmd.Flags().BoolVar(&o.network, "network", false, "what the network refused instead")
 	cmd.Flags().Uint32VarP(&o.tail, "tail", "n", 0, "only the last lines (default all)")
 	return cmd
 }
 
 func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) error {
+	if o.network && (o.follow || o.tail > 0) {
+		return errdefs.New(errdefs.Invalid, "logs %s: --network goes with neither --follow nor --tail", machine)
+	}
+	if o.network {
+		return runRefusals(ctx, a, machine)
+	}
 	if o.follow && a.JSON {
 		return errdefs.New(errdefs.Invalid, "logs %s: --follow and --json exclude each other", machine)
 	}
@@ -77,8 +88,29 @@ func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) err
 			return ctx.Err()
 		}
 		if a.JSON {
-			return a.PrintJSON(view.Logged{Header: view.NewHeader(), Machine: machine, Log: kept.String()})
+			return a.PrintJSON(view.Logged{Header: view.NewHeader(), Machine: machine, Log: kept.String(), Refusals: []view.Refusal{}})
 		}
 		return nil
+	})
+}
+
+func runRefusals(ctx context.Context, a *app.App, machine string) error {
+	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
+		resp, err := c.Machines.Network(ctx, connect.NewRequest(&holdpointv1.GetMachineRequest{Machine: machine}))
+		if err != nil {
+			return err
+		}
+		n := resp.Msg
+		o := app.Output{
+			Object: view.Logged{
+				Header: view.NewHeader(), Machine: machine,
+				Refused: n.GetTotal(), Refusals: view.List(n.GetRefusals(), view.RefusalOf),
+			},
+			Human: func(w io.Writer) error { return view.Refusals(w, n) },
+		}
+		for _, r := range n.GetRefusals() {
+			o.Terse = append(o.Terse, r.GetTo())
+		}
+		return a.Print(o)
 	})
 }

@@ -218,6 +218,8 @@ func SpecFields(s *holdpointv1.Spec) [][2]string {
 		{"on boot", s.GetOnBoot()},
 		{"in memory only", strings.Join(s.GetTmpfs(), " ")},
 		{"network", s.GetNetwork()},
+		{"allowed", strings.Join(s.GetNetworkAllow(), " ")},
+		{"allowed of the host", strings.Trim(fmt.Sprint(s.GetNetworkAllowHost()), "[]")},
 		{"suspended after", idle(s.GetSuspendAfterMillis())},
 	}
 }

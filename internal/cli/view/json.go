@@ -59,7 +59,9 @@ type Spec struct {
 	DiskBytes   int64    `json:"disk_bytes"`
 	OnBoot      string   `json:"on_boot"`
 	Tmpfs       []string `json:"tmpfs"`
-	Network     string   `json:"network"`
+	Network     string   `json:"network" doc:"none, internet or open"`
+	Allow       []string `json:"network_allow" doc:"all that can be reached within the network, empty for no such list"`
+	AllowHost   []uint32 `json:"network_allow_host" doc:"ports of the host's own that can be reached"`
 	// SuspendAfterMS is 0 for never.
 	SuspendAfterMS int64 `json:"suspend_after_ms" doc:"an idle machine is suspended after this time, 0 for never"`
 }
@@ -177,6 +179,7 @@ func SpecOf(s *holdpointv1.Spec) Spec {
 	return Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(),
 		OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
+		Allow: List(s.GetNetworkAllow(), same), AllowHost: List(s.GetNetworkAllowHost(), func(p uint32) uint32 { return p }),
 		SuspendAfterMS: s.GetSuspendAfterMillis(),
 	}
 }

@@ -6,6 +6,7 @@ import holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 type MachineObject struct {
 	Header
 	Machine Machine `json:"machine"`
+	Refused uint64  `json:"refused" doc:"how often its network has refused something since the machine's monitor began"`
 }
 
 // MachineRemoved is what rm prints: the machine as it was.
@@ -303,7 +304,10 @@ type Copied struct {
 type Logged struct {
 	Header
 	Machine string `json:"machine"`
-	Log     string `json:"log"`
+	Log     string `json:"log" doc:"the console; empty with --network"`
+	// Refused and Refusals are of --network.
+	Refused  uint64    `json:"refused" doc:"with --network: how often the machine was refused a destination since its monitor began"`
+	Refusals []Refusal `json:"refusals" doc:"with --network: the last 256 different ones, the last one first"`
 }
 
 // DaemonStatus is what daemon start, stop and status print; after a stop the

@@ -18,6 +18,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/runs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -67,7 +68,7 @@ type consoles struct {
 
 // silent says why there is nothing on the consoles.
 func (c *consoles) silent(name string) string {
-	dirs, err := monitor.RunsOf(c.runs, c.machine)
+	dirs, err := runs.Of(c.runs, c.machine)
 	if err != nil || len(dirs) == 0 {
 		return "no console of machine " + name + " is kept"
 	}

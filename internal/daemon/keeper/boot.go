@@ -13,6 +13,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/network/policy"
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
@@ -45,10 +46,20 @@ func (k *Keeper) config(ctx context.Context, l launch) (monitor.Config, string, 
 			MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
 			Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: cmdline(m),
 			Disk: disk, Accelerator: boot.Accelerator, Incoming: l.Incoming,
+			NIC: m.Spec.Policy() != nil,
 		},
-		Guest: guestOf(m),
-		Wait:  l.wait, AsIs: l.AsIs,
+		Guest: guestOf(m), Network: outlet(l),
+		Wait: l.wait, AsIs: l.AsIs,
 	}, boot.Note, nil
+}
+
+// outlet is where the run may connect to; nil for a run that is nobody's and is not to
+// become anyone's, such as a checkpoint that is only proven.
+func outlet(l launch) *policy.Policy {
+	if l.machine.ID == "" && !l.wait {
+		return nil
+	}
+	return l.machine.Spec.Policy()
 }
 
 func guestOf(m catalog.Machine) monitor.Guest {
@@ -83,7 +94,7 @@ func (k *Keeper) Platform(ctx context.Context, m catalog.Machine) (machine.Platf
 	return k.cfg.Booter.Platform(ctx, machine.RunConfig{
 		MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,
 		Kernel: boot.Kernel, Initramfs: boot.Initramfs, Cmdline: cmdline(m), Accelerator: boot.Accelerator,
-		Disk: []machine.Layer{rootOf(img), {ID: "top", Format: "qcow2"}},
+		Disk: []machine.Layer{rootOf(img), {ID: "top", Format: "qcow2"}}, NIC: m.Spec.Policy() != nil,
 	})
 }
 

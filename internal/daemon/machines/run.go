@@ -45,8 +45,11 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 	s := r.GetSpec()
 	spec := machine.Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: int(s.GetCpus()), DiskBytes: s.GetDiskBytes(),
-		OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(),
+		OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(), Allow: s.GetNetworkAllow(),
 		SuspendAfterMillis: s.GetSuspendAfterMillis(),
+	}
+	for _, port := range s.GetNetworkAllowHost() {
+		spec.AllowHost = append(spec.AllowHost, int(port))
 	}
 	if r.GetName() != "" {
 		if err := machine.CheckName("machine", r.GetName()); err != nil {

@@ -47,11 +47,15 @@ func (v *Viewer) expected() string {
 
 // Spec is a spec.
 func Spec(s machine.Spec) *holdpointv1.Spec {
-	return &holdpointv1.Spec{
+	spec := &holdpointv1.Spec{
 		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes,
 		OnBoot: s.OnBoot, Tmpfs: s.Tmpfs, Network: s.Network,
-		SuspendAfterMillis: s.SuspendAfterMillis,
+		SuspendAfterMillis: s.SuspendAfterMillis, NetworkAllow: s.Allow,
 	}
+	for _, port := range s.AllowHost {
+		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(port))
+	}
+	return spec
 }
 
 // Machine is a machine as it is now.

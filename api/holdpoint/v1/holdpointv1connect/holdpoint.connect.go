@@ -75,6 +75,8 @@ const (
 	MachineServiceListProcedure = "/holdpoint.v1.MachineService/List"
 	// MachineServiceGetProcedure is the fully-qualified name of the MachineService's Get RPC.
 	MachineServiceGetProcedure = "/holdpoint.v1.MachineService/Get"
+	// MachineServiceNetworkProcedure is the fully-qualified name of the MachineService's Network RPC.
+	MachineServiceNetworkProcedure = "/holdpoint.v1.MachineService/Network"
 	// MachineServiceStartProcedure is the fully-qualified name of the MachineService's Start RPC.
 	MachineServiceStartProcedure = "/holdpoint.v1.MachineService/Start"
 	// MachineServiceStopProcedure is the fully-qualified name of the MachineService's Stop RPC.
@@ -451,6 +453,9 @@ type MachineServiceClient interface {
 	Run(context.Context, *connect.Request[v1.RunMachineRequest]) (*connect.Response[v1.Operation], error)
 	List(context.Context, *connect.Request[v1.ListMachinesRequest]) (*connect.Response[v1.ListMachinesResponse], error)
 	Get(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.Machine], error)
+	// Network tells what the machine's network has refused; WRONG_STATE for one
+	// that has no network or no run.
+	Network(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.MachineNetwork], error)
 	Start(context.Context, *connect.Request[v1.StartMachineRequest]) (*connect.Response[v1.Operation], error)
 	Stop(context.Context, *connect.Request[v1.StopMachineRequest]) (*connect.Response[v1.Operation], error)
 	Pause(context.Context, *connect.Request[v1.PauseMachineRequest]) (*connect.Response[v1.Operation], error)
@@ -495,6 +500,12 @@ func NewMachineServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+MachineServiceGetProcedure,
 			connect.WithSchema(machineServiceMethods.ByName("Get")),
+			connect.WithClientOptions(opts...),
+		),
+		network: connect.NewClient[v1.GetMachineRequest, v1.MachineNetwork](
+			httpClient,
+			baseURL+MachineServiceNetworkProcedure,
+			connect.WithSchema(machineServiceMethods.ByName("Network")),
 			connect.WithClientOptions(opts...),
 		),
 		start: connect.NewClient[v1.StartMachineRequest, v1.Operation](
@@ -559,6 +570,7 @@ type machineServiceClient struct {
 	run         *connect.Client[v1.RunMachineRequest, v1.Operation]
 	list        *connect.Client[v1.ListMachinesRequest, v1.ListMachinesResponse]
 	get         *connect.Client[v1.GetMachineRequest, v1.Machine]
+	network     *connect.Client[v1.GetMachineRequest, v1.MachineNetwork]
 	start       *connect.Client[v1.StartMachineRequest, v1.Operation]
 	stop        *connect.Client[v1.StopMachineRequest, v1.Operation]
 	pause       *connect.Client[v1.PauseMachineRequest, v1.Operation]
@@ -583,6 +595,11 @@ func (c *machineServiceClient) List(ctx context.Context, req *connect.Request[v1
 // Get calls holdpoint.v1.MachineService.Get.
 func (c *machineServiceClient) Get(ctx context.Context, req *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.Machine], error) {
 	return c.get.CallUnary(ctx, req)
+}
+
+// Network calls holdpoint.v1.MachineService.Network.
+func (c *machineServiceClient) Network(ctx context.Context, req *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.MachineNetwork], error) {
+	return c.network.CallUnary(ctx, req)
 }
 
 // Start calls holdpoint.v1.MachineService.Start.
@@ -638,6 +655,9 @@ type MachineServiceHandler interface {
 	Run(context.Context, *connect.Request[v1.RunMachineRequest]) (*connect.Response[v1.Operation], error)
 	List(context.Context, *connect.Request[v1.ListMachinesRequest]) (*connect.Response[v1.ListMachinesResponse], error)
 	Get(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.Machine], error)
+	// Network tells what the machine's network has refused; WRONG_STATE for one
+	// that has no network or no run.
+	Network(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.MachineNetwork], error)
 	Start(context.Context, *connect.Request[v1.StartMachineRequest]) (*connect.Response[v1.Operation], error)
 	Stop(context.Context, *connect.Request[v1.StopMachineRequest]) (*connect.Response[v1.Operation], error)
 	Pause(context.Context, *connect.Request[v1.PauseMachineRequest]) (*connect.Response[v1.Operation], error)
@@ -678,6 +698,12 @@ func NewMachineServiceHandler(svc MachineServiceHandler, opts ...connect.Handler
 		MachineServiceGetProcedure,
 		svc.Get,
 		connect.WithSchema(machineServiceMethods.ByName("Get")),
+		connect.WithHandlerOptions(opts...),
+	)
+	machineServiceNetworkHandler := connect.NewUnaryHandler(
+		MachineServiceNetworkProcedure,
+		svc.Network,
+		connect.WithSchema(machineServiceMethods.ByName("Network")),
 		connect.WithHandlerOptions(opts...),
 	)
 	machineServiceStartHandler := connect.NewUnaryHandler(
@@ -742,6 +768,8 @@ func NewMachineServiceHandler(svc MachineServiceHandler, opts ...connect.Handler
 			machineServiceListHandler.ServeHTTP(w, r)
 		case MachineServiceGetProcedure:
 			machineServiceGetHandler.ServeHTTP(w, r)
+		case MachineServiceNetworkProcedure:
+			machineServiceNetworkHandler.ServeHTTP(w, r)
 		case MachineServiceStartProcedure:
 			machineServiceStartHandler.ServeHTTP(w, r)
 		case MachineServiceStopProcedure:
@@ -779,6 +807,10 @@ func (UnimplementedMachineServiceHandler) List(context.Context, *connect.Request
 
 func (UnimplementedMachineServiceHandler) Get(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.Machine], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Get is not implemented"))
+}
+
+func (UnimplementedMachineServiceHandler) Network(context.Context, *connect.Request[v1.GetMachineRequest]) (*connect.Response[v1.MachineNetwork], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Network is not implemented"))
 }
 
 func (UnimplementedMachineServiceHandler) Start(context.Context, *connect.Request[v1.StartMachineRequest]) (*connect.Response[v1.Operation], error) {
