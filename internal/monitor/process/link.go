@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
@@ -122,7 +120,9 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 	case first && !cfg.AsIs:
 		sockets, err = conv.Continue(ctx, cfg.Guest.Hostname, cfg.Guest.MachineID)
 	}
-	m.count(err, run.Incoming != nil)
+	m.mu.Lock()
+	m.refusals.Count(err, run.Incoming != nil)
+	m.mu.Unlock()
 	if err == nil && first {
 		err = m.record(func(r *monitor.Record) {
 			r.ReadyUnixNano, r.ClosedSockets = time.Now().UnixNano(), sockets
@@ -147,27 +147,6 @@ func (m *supervisor) awaitOutlet(ctx context.Context) error {
 	return m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
 		return !st.GetWaiting() && (from == nil || from.Unconfigured || m.cfg.AsIs || st.GetReady()), nil
 	})
-}
-
-// finalRefusals in a row are no coincidence: it takes some 2 s to get there.
-const finalRefusals = 5
-
-// count notes whether the guest has answered an introduction with an error.
-func (m *supervisor) count(err error, continued bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case err == nil:
-		m.refusals, m.refused = 0, ""
-	case !connect.IsWireError(err):
-		m.refusals = 0
-	case m.refusals < finalRefusals:
-		m.refusals++
-	case continued:
-		m.refused = err.Error() + "; restore or fork its checkpoint with --as-is to do without its proof of identity, clock and entropy"
-	default:
-		m.refused = err.Error()
-	}
 }
 
 // conversation is the one to send a request through. A guest that has been

@@ -102,11 +102,8 @@ type supervisor struct {
 	// link is the same once the guest has been told who it is.
 	linked, link *relay.Conversation
 	// trouble is why there is none, for people.
-	trouble string
-	// refusals counts how often in a row the guest has answered and refused what
-	// it was told when it was introduced; refused says why once that is final.
-	refusals int
-	refused  string
+	trouble  string
+	refusals relay.Refusals
 	// killed says that the run's end was ordered: a reboot does not follow.
 	killed bool
 	// attempt is the shutdown under way, nil for none.

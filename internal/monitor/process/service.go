@@ -42,7 +42,7 @@ func (m *supervisor) status() *monitorv1.StatusResponse {
 		Accelerator:   m.cfg.Run.Accelerator,
 		QemuVersion:   m.HypervisorVersion,
 		Trouble:       cmp.Or(m.stall.Why(), m.trouble),
-		Refused:       m.refused,
+		Refused:       m.refusals.Why(),
 		Disk:          monitor.LayerIDs(m.rec.Disk),
 		Waiting:       m.cfg.Wait && m.rec.Activation == nil,
 		Linked:        m.linked != nil,
