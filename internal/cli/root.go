@@ -1,8 +1,9 @@
 // Package cli is the command line: one constructor for each verb, what it
 // prints, and its exit codes. It holds no policy of machines; all of that is
-// asked of the daemon through the client. Verbs that enter a machine are in
-// package inside, those of checkpoints and routes in package history, fork in
-// package fork.
+// asked of the daemon through the client. Verbs of a machine as a whole are in
+// package machines, those that enter it in package inside, those of checkpoints
+// and routes in package history, fork in package fork, those of images in
+// package images.
 package cli
 
 import (
@@ -14,7 +15,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/fork"
 	"github.com/holdpoint/holdpoint/internal/cli/history"
+	"github.com/holdpoint/holdpoint/internal/cli/images"
 	"github.com/holdpoint/holdpoint/internal/cli/inside"
+	"github.com/holdpoint/holdpoint/internal/cli/machines"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -82,10 +85,10 @@ that what an agent did can be undone.`,
 func addVerbs(a *app.App, root *cobra.Command) {
 	root.AddCommand(
 		a.Group("image", "Images that machines start from",
-			newImageBuild(a), newImageImport(a), newImageList(a), newImageInspect(a), newImageRemove(a)),
-		newRun(a), newList(a), newInspect(a),
+			images.NewBuild(a), images.NewImport(a), images.NewList(a), images.NewInspect(a), images.NewRemove(a)),
+		machines.NewRun(a), machines.NewList(a), machines.NewInspect(a),
 		inside.NewExec(a), inside.NewShell(a), inside.NewAttach(a), inside.NewCopy(a), inside.NewLogs(a),
-		newStop(a), newStart(a), newPause(a), newResume(a), newSuspend(a), newRemove(a),
+		machines.NewStop(a), machines.NewStart(a), machines.NewPause(a), machines.NewResume(a), machines.NewSuspend(a), machines.NewRemove(a),
 		a.Group("checkpoint", "Checkpoints of machines",
 			history.NewCheckpointCreate(a), history.NewCheckpointList(a), history.NewCheckpointShow(a), history.NewCheckpointVerify(a),
 			history.NewCheckpointPool(a), history.NewCheckpointRemove(a)),

@@ -1,4 +1,4 @@
-package cli
+package machines
 
 import (
 	"context"
@@ -16,7 +16,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-func newInspect(a *app.App) *cobra.Command {
+// NewInspect is the verb `inspect`.
+func NewInspect(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "inspect MACHINE", Short: "Show a machine", MinArgs: 1, MaxArgs: 1,
 		Object: view.MachineObject{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.MachineNames),

@@ -1,4 +1,6 @@
-package cli
+// Package machines has the verbs of a machine as a whole: run, ls, inspect,
+// start, stop, pause, resume, suspend and rm.
+package machines
 
 import (
 	"context"
@@ -31,7 +33,8 @@ type runOptions struct {
 	suspendAfter time.Duration
 }
 
-func newRun(a *app.App) *cobra.Command {
+// NewRun is the verb `run`.
+func NewRun(a *app.App) *cobra.Command {
 	var o runOptions
 	cmd := a.Command(app.Verb{
 		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and start it",

@@ -1,4 +1,4 @@
-package cli
+package machines
 
 import (
 	"context"
@@ -16,7 +16,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 )
 
-func newList(a *app.App) *cobra.Command {
+// NewList is the verb `ls`.
+func NewList(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "ls", Short: "List machines, and below the list what troubles one of them", Object: view.Machines{},
 		Run: func(ctx context.Context, _ []string) error { return runList(ctx, a) },

@@ -1,4 +1,4 @@
-package cli
+package images
 
 import (
 	"context"
@@ -19,15 +19,16 @@ import (
 // maxScript is the largest --script in bytes; it travels in one message.
 const maxScript = 1 << 20
 
-type imageBuildOptions struct {
+type buildOptions struct {
 	name     string
 	packages []string
 	script   string
 	size     string
 }
 
-func newImageBuild(a *app.App) *cobra.Command {
-	var o imageBuildOptions
+// NewBuild is the verb `image build`.
+func NewBuild(a *app.App) *cobra.Command {
+	var o buildOptions
 	cmd := a.Command(app.Verb{
 		Use: "build RECIPE [flags]", Short: "Build an image from a distribution's packages",
 		Long: `Build an image: kernel, initramfs and root disk, from a distribution's packages.
@@ -41,7 +42,7 @@ downloads the packages.`,
 			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
 		Complete: app.First(func(context.Context) []string { return []string{"debian"} }),
-		Run:      func(ctx context.Context, args []string) error { return runImageBuild(ctx, a, args[0], o) },
+		Run:      func(ctx context.Context, args []string) error { return runBuild(ctx, a, args[0], o) },
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the image (default the recipe's)")
@@ -51,7 +52,7 @@ downloads the packages.`,
 	return cmd
 }
 
-func runImageBuild(ctx context.Context, a *app.App, recipe string, o imageBuildOptions) error {
+func runBuild(ctx context.Context, a *app.App, recipe string, o buildOptions) error {
 	req := &holdpointv1.BuildImageRequest{RequestId: a.RequestID(), Recipe: recipe, Name: o.name, Packages: o.packages}
 	var err error
 	if o.size != "" {

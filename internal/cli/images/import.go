@@ -1,4 +1,4 @@
-package cli
+package images
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-type imageImportOptions struct {
+type importOptions struct {
 	name      string
 	kernel    string
 	initrd    string
@@ -22,8 +22,9 @@ type imageImportOptions struct {
 	partition uint32
 }
 
-func newImageImport(a *app.App) *cobra.Command {
-	var o imageImportOptions
+// NewImport is the verb `image import`.
+func NewImport(a *app.App) *cobra.Command {
+	var o importOptions
 	cmd := a.Command(app.Verb{
 		Use: "import FILE --name NAME [flags]", Short: "Make an image of a disk, such as a cloud image",
 		Long: `Make an image of a disk that somebody else made: a raw or qcow2 file with a bare
@@ -39,7 +40,7 @@ init system is not started. run --disk-size makes a machine's disk larger.`,
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.Conflict, errdefs.RequestIDConflict, errdefs.Unsupported,
 			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
-		Run: func(ctx context.Context, args []string) error { return runImageImport(ctx, a, args[0], o) },
+		Run: func(ctx context.Context, args []string) error { return runImport(ctx, a, args[0], o) },
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the image")
@@ -50,7 +51,7 @@ init system is not started. run --disk-size makes a machine's disk larger.`,
 	return cmd
 }
 
-func runImageImport(ctx context.Context, a *app.App, file string, o imageImportOptions) error {
+func runImport(ctx context.Context, a *app.App, file string, o importOptions) error {
 	if o.name == "" {
 		return errdefs.New(errdefs.Invalid, "image import: give the image a name with --name")
 	}

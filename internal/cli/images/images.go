@@ -1,4 +1,5 @@
-package cli
+// Package images has the verbs of images: build, import, ls, inspect and rm.
+package images
 
 import (
 	"context"
@@ -17,14 +18,15 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-func newImageList(a *app.App) *cobra.Command {
+// NewList is the verb `image ls`.
+func NewList(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "ls", Short: "List images", Object: view.Images{},
-		Run: func(ctx context.Context, _ []string) error { return runImageList(ctx, a) },
+		Run: func(ctx context.Context, _ []string) error { return runList(ctx, a) },
 	})
 }
 
-func runImageList(ctx context.Context, a *app.App) error {
+func runList(ctx context.Context, a *app.App) error {
 	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
 		res, err := c.Images.List(ctx, connect.NewRequest(&holdpointv1.ListImagesRequest{}))
 		if err != nil {
@@ -59,15 +61,16 @@ func usedBy(i *holdpointv1.Image) string {
 	}
 }
 
-func newImageInspect(a *app.App) *cobra.Command {
+// NewInspect is the verb `image inspect`.
+func NewInspect(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "inspect IMAGE", Short: "Show an image", MinArgs: 1, MaxArgs: 1,
 		Object: view.ImageObject{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.ImageNames),
-		Run: func(ctx context.Context, args []string) error { return runImageInspect(ctx, a, args[0]) },
+		Run: func(ctx context.Context, args []string) error { return runInspect(ctx, a, args[0]) },
 	})
 }
 
-func runImageInspect(ctx context.Context, a *app.App, image string) error {
+func runInspect(ctx context.Context, a *app.App, image string) error {
 	return a.Query(ctx, func(ctx context.Context, c *client.Client) error {
 		res, err := c.Images.Get(ctx, connect.NewRequest(&holdpointv1.GetImageRequest{Image: image}))
 		if err != nil {
@@ -95,16 +98,17 @@ func runImageInspect(ctx context.Context, a *app.App, image string) error {
 	})
 }
 
-func newImageRemove(a *app.App) *cobra.Command {
+// NewRemove is the verb `image rm`.
+func NewRemove(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "rm IMAGE", Short: "Remove an image that nothing uses", MinArgs: 1, MaxArgs: 1, Effect: true,
 		Object: view.ImageDone{}, Complete: app.First(a.ImageNames),
 		Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.RequestIDConflict, errdefs.Referenced, errdefs.Storage},
-		Run:   func(ctx context.Context, args []string) error { return runImageRemove(ctx, a, args[0]) },
+		Run:   func(ctx context.Context, args []string) error { return runRemove(ctx, a, args[0]) },
 	})
 }
 
-func runImageRemove(ctx context.Context, a *app.App, image string) error {
+func runRemove(ctx context.Context, a *app.App, image string) error {
 	return a.With(ctx, func(c *client.Client) error {
 		op, err := app.Operate(ctx, a, c, false, c.Images.Remove, &holdpointv1.RemoveImageRequest{RequestId: a.RequestID(), Image: image})
 		if err != nil {

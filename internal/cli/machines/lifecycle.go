@@ -1,4 +1,4 @@
-package cli
+package machines
 
 import (
 	"context"
@@ -27,7 +27,8 @@ type stopOptions struct {
 	timeout time.Duration
 }
 
-func newStop(a *app.App) *cobra.Command {
+// NewStop is the verb `stop`.
+func NewStop(a *app.App) *cobra.Command {
 	var o stopOptions
 	cmd := a.Command(app.Verb{
 		Use: "stop MACHINE [flags]", Short: "Shut a machine down", MinArgs: 1, MaxArgs: 1, Effect: true,
@@ -49,7 +50,8 @@ func runStop(ctx context.Context, a *app.App, machine string, o stopOptions) err
 	return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.StopMachineRequest] { return c.Machines.Stop }, req)
 }
 
-func newStart(a *app.App) *cobra.Command {
+// NewStart is the verb `start`.
+func NewStart(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "start MACHINE", Short: "Boot a stopped machine", MinArgs: 1, MaxArgs: 1, Effect: true,
 		Object: view.MachineDone{}, Complete: app.First(a.MachineNames),
@@ -61,7 +63,8 @@ func newStart(a *app.App) *cobra.Command {
 	})
 }
 
-func newPause(a *app.App) *cobra.Command {
+// NewPause is the verb `pause`.
+func NewPause(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "pause MACHINE", Short: "Halt a machine's CPUs", MinArgs: 1, MaxArgs: 1, Effect: true,
 		Object: view.MachineDone{}, Kinds: app.MachineKinds(), Complete: app.First(a.MachineNames),
@@ -72,7 +75,8 @@ func newPause(a *app.App) *cobra.Command {
 	})
 }
 
-func newResume(a *app.App) *cobra.Command {
+// NewResume is the verb `resume`.
+func NewResume(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "resume MACHINE", Short: "Let a paused or suspended machine go on",
 		Long: `Let a paused machine go on, or a suspended one from where it was suspended. A
@@ -87,7 +91,8 @@ entropy.`,
 	})
 }
 
-func newSuspend(a *app.App) *cobra.Command {
+// NewSuspend is the verb `suspend`.
+func NewSuspend(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "suspend MACHINE", Short: "Keep a machine's memory and end its process",
 		Long: `Make a full checkpoint of a machine and end its process, so that it uses neither
@@ -131,7 +136,8 @@ func runSuspend(ctx context.Context, a *app.App, machine string) error {
 	})
 }
 
-func newRemove(a *app.App) *cobra.Command {
+// NewRemove is the verb `rm`.
+func NewRemove(a *app.App) *cobra.Command {
 	var force bool
 	cmd := a.Command(app.Verb{
 		Use: "rm MACHINE [flags]", Short: "Remove a machine and its disk",
