@@ -27,6 +27,7 @@ var levels = map[string]int{
 	"internal/dirty":     1,
 	"internal/network":   1,
 	"internal/store":     1,
+	"internal/sparse":    1,
 	"internal/oci":       1,
 	// 2: the machine.
 	"internal/machine": 2,

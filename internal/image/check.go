@@ -15,7 +15,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/image/sparse"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 )
 
 // settled is how old a file's last change must be for its times to tell it

@@ -13,7 +13,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/image/initramfs"
 	"github.com/holdpoint/holdpoint/internal/image/kernel"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
-	"github.com/holdpoint/holdpoint/internal/image/sparse"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 )
 
 // entry is one file of a fake tree.

@@ -12,7 +12,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image/initramfs"
 	"github.com/holdpoint/holdpoint/internal/image/kernel"
-	"github.com/holdpoint/holdpoint/internal/image/sparse"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
 

@@ -21,8 +21,8 @@ import (
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
-	"github.com/holdpoint/holdpoint/internal/image/sparse"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 )
 
 // Limits of qemu-img, which reads metadata that may be hostile.

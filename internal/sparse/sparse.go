@@ -1,5 +1,6 @@
-// Package sparse reads and writes large files that are mostly holes: digests,
-// copies, and holes where there are zeros. It knows nothing of what is in them.
+// Package sparse copies large files that are mostly holes, digests them, and digs
+// holes where they have zeros. It never reads a hole to copy it, and knows nothing
+// of what is in the files.
 package sparse
 
 import (
@@ -126,12 +127,35 @@ func Copy(ctx context.Context, to, from *os.File, offset, size int64, done func(
 // be shorter. The block is fn's until it returns.
 func eachBlock(ctx context.Context, f *os.File, begin, end int64, fn func(offset int64, block []byte) error) error {
 	buf := make([]byte, digestBlock)
+	next := begin
+	return eachExtent(ctx, f, begin, end, func(data, hole int64) error {
+		// The last block may reach into this extent.
+		for next = max(next, data-(data-begin)%digestBlock); next < hole; next += digestBlock {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			block := buf[:min(digestBlock, end-next)]
+			if _, err := f.ReadAt(block, next); err != nil {
+				return err
+			}
+			if err := fn(next, block); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// eachExtent calls fn for every part [data, hole) of f's bytes in [begin, end)
+// that is not a hole, ascending. Where the file system knows no holes that is
+// all of it.
+func eachExtent(ctx context.Context, f *os.File, begin, end int64, fn func(data, hole int64) error) error {
 	for offset := begin; offset < end; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		data, err := f.Seek(offset, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
+		if errors.Is(err, unix.ENXIO) || err == nil && data >= end {
 			return nil
 		}
 		if err != nil {
@@ -141,18 +165,10 @@ func eachBlock(ctx context.Context, f *os.File, begin, end int64, fn func(offset
 		if err != nil {
 			return fmt.Errorf("find hole: %w", err)
 		}
-		for offset = data - (data-begin)%digestBlock; offset < min(hole, end); offset += digestBlock {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			block := buf[:min(digestBlock, end-offset)]
-			if _, err := f.ReadAt(block, offset); err != nil {
-				return err
-			}
-			if err := fn(offset, block); err != nil {
-				return err
-			}
+		if err := fn(data, min(hole, end)); err != nil {
+			return err
 		}
+		offset = hole
 	}
 	return nil
 }
