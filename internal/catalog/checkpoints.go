@@ -15,8 +15,9 @@ import (
 // PublishCheckpoint makes a checkpoint visible: in one commit the layers in
 // seal become sealed, the checkpoint is recorded with its layers and routes,
 // the machine's head moves to it, and "last" means it. Its layers must be the
-// lowest of the machine's chain and sealed by then. A name that another
-// checkpoint of the machine has is ALREADY_EXISTS.
+// lowest of the machine's chain and sealed by then; of a machine with a raw disk
+// it has one, a copy of that. A name that another checkpoint of the machine has
+// is ALREADY_EXISTS.
 //
 // A full one has all of the chain but the top, which its run has switched to
 // and which is live then. Its memory is either one layer or that of the machine
@@ -79,7 +80,7 @@ func publish(t *database.Tx, m Machine, k checkpoint.Checkpoint, seal []string, 
 	if err := rows.Measure(t, measured...); err != nil {
 		return err
 	}
-	if err := checkLayers(t, m, k); err != nil {
+	if err := rows.CheckDisk(t, m.ID, m.Name, k); err != nil {
 		return err
 	}
 	err := rows.InsertCheckpoint(t, k)
@@ -93,23 +94,6 @@ func publish(t *database.Tx, m Machine, k checkpoint.Checkpoint, seal []string, 
 		return err
 	}
 	return wakeTop(t, m)
-}
-
-// checkLayers refuses a checkpoint whose disk could not be restored.
-func checkLayers(t *database.Tx, m Machine, k checkpoint.Checkpoint) error {
-	chain, err := rows.Chain(t.Ctx, t, m.ID)
-	if err != nil {
-		return err
-	}
-	if len(k.Layers) == 0 || len(k.Layers) > len(chain) || k.Full != nil && len(k.Layers) != len(chain)-1 {
-		return fmt.Errorf("publish checkpoint %s: it has %d layers, its machine %q %d", k.ID, len(k.Layers), m.Name, len(chain))
-	}
-	for i, id := range k.Layers {
-		if chain[i].ID != id || chain[i].State != LayerSealed {
-			return fmt.Errorf("publish checkpoint %s: layer %s is not layer %d of machine %q and sealed", k.ID, id, i, m.Name)
-		}
-	}
-	return nil
 }
 
 // checkMemory refuses a checkpoint whose memory could not be restored.

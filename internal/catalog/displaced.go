@@ -79,8 +79,12 @@ func (c *Catalog) ReplaceChain(ctx context.Context, r ReplaceChain) (generation 
 	return generation, err
 }
 
-// installChain makes layers and top a machine's chain.
+// installChain makes layers and top a machine's chain; a raw top is all of it.
 func installChain(t *database.Tx, machineID string, layers []string, top Layer) error {
+	layers, err := rows.Below(t, layers, top)
+	if err != nil {
+		return err
+	}
 	if err := t.Do(`DELETE FROM chains WHERE machine_id = ?`, machineID); err != nil {
 		return err
 	}

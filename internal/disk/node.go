@@ -58,7 +58,7 @@ func shortID(id string) string {
 
 // ChainJSON is the node of the top of the chain (lowest layer first) with all
 // below it inside, for -blockdev, blockdev-add, and json: file names. Only the
-// top is writable, if writable says so.
+// top is writable, if writable says so. A raw layer is the lowest one, or alone.
 func ChainJSON(chain []Layer, writable bool) ([]byte, error) {
 	return chainJSON(chain, writable, "")
 }
@@ -76,8 +76,8 @@ func chainJSON(chain []Layer, writable bool, locking string) ([]byte, error) {
 	}
 	below := json.RawMessage("null")
 	for i, l := range chain {
-		if l.Format == Raw && (i > 0 || writable && len(chain) == 1) {
-			return nil, errdefs.New(errdefs.Invalid, "disk chain: layer %s is raw; only a read-only lowest layer may be", l.ID)
+		if l.Format == Raw && i > 0 {
+			return nil, errdefs.New(errdefs.Invalid, "disk chain: layer %s is raw; only the lowest layer may be", l.ID)
 		}
 		n, err := newNode(l, writable && i == len(chain)-1, below)
 		if err != nil {

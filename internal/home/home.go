@@ -116,6 +116,9 @@ func (h *Home) Layers() string { return filepath.Join(h.dir, "layers") }
 // Layer is the final path of a disk layer.
 func (h *Home) Layer(id string) string { return filepath.Join(h.Layers(), id+".qcow2") }
 
+// RawLayer is the final path of a raw disk, or of a copy of one.
+func (h *Home) RawLayer(id string) string { return filepath.Join(h.Layers(), id+".raw") }
+
 // Cache is for what can be made again.
 func (h *Home) Cache() string { return filepath.Join(h.dir, "cache") }
 

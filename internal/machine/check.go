@@ -23,6 +23,9 @@ func (s *Spec) Complete() error {
 	if s.Network == "" {
 		s.Network = NetworkNone
 	}
+	if s.DiskFormat == QcowDisk {
+		s.DiskFormat = ""
+	}
 	switch {
 	case s.MemoryBytes%(1<<20) != 0:
 		return errdefs.New(errdefs.Invalid, "memory of %d bytes: give whole MiB, such as 512M", s.MemoryBytes)
@@ -34,6 +37,10 @@ func (s *Spec) Complete() error {
 		return errdefs.New(errdefs.Invalid, "disk of %d bytes: a disk has at most %d GiB", s.DiskBytes, int64(MaxDisk)>>30)
 	case s.DiskBytes%(1<<20) != 0:
 		return errdefs.New(errdefs.Invalid, "disk of %d bytes: give whole MiB", s.DiskBytes)
+	case s.DiskFormat != "" && !s.Raw():
+		return errdefs.New(errdefs.Invalid, "disk format %q: use qcow2 or raw", s.DiskFormat)
+	case s.Raw() && s.SuspendAfterMillis != 0:
+		return errdefs.New(errdefs.Unsupported, "suspend-after: a machine with a raw disk cannot be suspended (%s); leave it out, or take a qcow2 disk", s.LiveBlocker())
 	case s.SuspendAfterMillis != 0 && s.SuspendAfterMillis < MinSuspendAfter:
 		return errdefs.New(errdefs.Invalid, "suspend-after of %d ms: give 1s or more, or 0 for never", s.SuspendAfterMillis)
 	case len(s.Tmpfs) > maxTmpfs:

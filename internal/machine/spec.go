@@ -20,6 +20,8 @@ type Spec struct {
 	CPUs int `json:"cpus"`
 	// DiskBytes is the size of the root disk the guest sees.
 	DiskBytes int64 `json:"disk_bytes"`
+	// DiskFormat is RawDisk, or empty for a chain of qcow2 layers over the image.
+	DiskFormat string `json:"disk_format,omitempty"`
 	// OnBoot is run by /bin/sh -c in the guest at every boot; empty for none.
 	OnBoot string `json:"on_boot,omitempty"`
 	// Tmpfs are absolute guest paths that are memory file systems besides
@@ -42,6 +44,28 @@ func (s Spec) Policy() *policy.Policy {
 	return &policy.Policy{Mode: policy.Mode(s.Network), Allow: s.Allow, AllowHost: s.AllowHost}
 }
 
+// Raw reports whether the machine's disk is one raw file of its own.
+func (s Spec) Raw() bool { return s.DiskFormat == RawDisk }
+
+// LiveBlocker says why nothing can be kept of the machine while it runs; empty
+// where something can.
+func (s Spec) LiveBlocker() string {
+	if s.Raw() {
+		return "its disk is a raw file, which has no layers to switch to"
+	}
+	return ""
+}
+
+// CheckLive refuses (UNSUPPORTED) a verb that keeps something of the machine
+// while it runs, where that cannot be.
+func (s Spec) CheckLive(verb, name string) error {
+	if why := s.LiveBlocker(); why != "" {
+		return errdefs.New(errdefs.Unsupported, "%s: of machine %s only stopped disk checkpoints can be taken (%s); use: holdpoint checkpoint create %s --kind disk --mode stopped",
+			verb, name, why, name)
+	}
+	return nil
+}
+
 // The limits and defaults of a Spec.
 const (
 	MinMemory     = 128 << 20
@@ -50,6 +74,11 @@ const (
 	MaxCPUs       = 8
 	DefaultCPUs   = 2
 	MaxDisk       = 2 << 40
+
+	// RawDisk and QcowDisk are what a disk can be made of; QcowDisk is the default.
+	RawDisk  = "raw"
+	QcowDisk = "qcow2"
+
 	// MinSuspendAfter is in milliseconds: what is shorter is no idleness.
 	MinSuspendAfter = 1000
 

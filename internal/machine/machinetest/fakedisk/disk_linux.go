@@ -32,7 +32,8 @@ import (
 // A payload is a gzipped tar of files that changed; a removed one is an empty
 // entry with the PAX record below. A torn last record is what a power cut
 // leaves, and is ignored. A bottom layer of another content (a real root disk,
-// an empty file) is an empty disk.
+// an empty file) is an empty disk. A raw disk is one layer, with zeros from the
+// end of its records up to its size.
 const (
 	layerMagic    = "holdpoint fake layer 1 "
 	removedRecord = "HOLDPOINT.removed"
@@ -112,7 +113,9 @@ type Disk struct {
 	// in them is in no layer.
 	Memory []string
 	// top is the layer that takes the differences.
-	top   string
+	top string
+	// end is where a raw top takes the next one; 0 of any other top.
+	end   int64
 	known map[string]fileStamp
 }
 
@@ -125,7 +128,7 @@ type fileStamp struct {
 }
 
 // Load makes the root folder from the chain, and cuts off what a power cut
-// left at the end of the top.
+// left at the end of the top. One layer alone is a raw disk.
 func (d *Disk) Load(chain []string) error {
 	if err := os.Mkdir(d.Root, 0o755); err != nil {
 		return fmt.Errorf("make fake disk: %w", err)
@@ -147,9 +150,26 @@ func (d *Disk) Load(chain []string) error {
 		}
 	}
 	d.top = chain[len(chain)-1]
+	if len(chain) == 1 {
+		if err := d.loadRaw(); err != nil {
+			return err
+		}
+	}
 	known, err := d.scan()
 	d.known = known
 	return err
+}
+
+// loadRaw finds the end of a raw top, and makes one of other content empty.
+func (d *Disk) loadRaw() error {
+	_, end, err := readLayer(d.top, true)
+	if err != nil || end > 0 {
+		d.end = end
+		return err
+	}
+	head := []byte(layerMagic + "0\n")
+	d.end = int64(len(head))
+	return writeAt(d.top, append(head, make([]byte, 8)...), 0)
 }
 
 // Switch makes top, an empty layer that exists, the layer that takes the
@@ -166,7 +186,7 @@ func (d *Disk) Switch(top string) error {
 	if err := d.Sync(); err != nil {
 		return err
 	}
-	d.top = top
+	d.top, d.end = top, 0
 	return nil
 }
 
@@ -270,7 +290,7 @@ func (d *Disk) Sync() error {
 		if err != nil {
 			return fmt.Errorf("pack fake disk: %w", err)
 		}
-		if err := appendRecord(d.top, payload); err != nil {
+		if err := d.add(payload); err != nil {
 			return err
 		}
 	}
@@ -298,14 +318,43 @@ func Merge(path string, layers ...string) error {
 	return os.Rename(tmp, path)
 }
 
+// add adds a record to the top.
+func (d *Disk) add(payload []byte) error {
+	if d.end == 0 {
+		return appendRecord(d.top, payload)
+	}
+	next := record(payload)
+	err := writeAt(d.top, append(next, make([]byte, 8)...), d.end)
+	if err == nil {
+		d.end += int64(len(next))
+	}
+	return err
+}
+
+func record(payload []byte) []byte {
+	prefix := binary.BigEndian.AppendUint32(nil, uint32(len(payload)))
+	prefix = binary.BigEndian.AppendUint32(prefix, crc32.ChecksumIEEE(payload))
+	return append(prefix, payload...)
+}
+
+func writeAt(path string, data []byte, at int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("open raw disk: %w", err)
+	}
+	_, err = f.WriteAt(data, at)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return fmt.Errorf("write raw disk %q: %w", path, err)
+	}
+	return nil
+}
+
 func appendRecord(path string, payload []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return fmt.Errorf("open top layer: %w", err)
 	}
-	record := binary.BigEndian.AppendUint32(nil, uint32(len(payload)))
-	record = binary.BigEndian.AppendUint32(record, crc32.ChecksumIEEE(payload))
-	_, err = f.Write(append(record, payload...))
+	_, err = f.Write(record(payload))
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("write top layer %q: %w", path, err)
 	}
