@@ -22,6 +22,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 )
 
 // minFree is what must be free in the home before anything is stopped, in
@@ -84,14 +85,16 @@ func (c *Capturer) NewLayer(ctx context.Context, machineID string, virtualBytes 
 
 // CheckSpace refuses with NO_SPACE when the home has too little room left to
 // begin anything.
-func (c *Capturer) CheckSpace() error {
+func (c *Capturer) CheckSpace() error { return c.checkRoom(minFree) }
+
+func (c *Capturer) checkRoom(needed int64) error {
 	free, err := durable.FreeBytes(c.cfg.Home.Layers())
 	if err != nil {
 		return err
 	}
-	if free < minFree {
+	if free < needed {
 		return errdefs.New(errdefs.NoSpace, "%s has %d MiB free, %d MiB are needed; free some space or remove checkpoints",
-			c.cfg.Home.Dir(), free>>20, int64(minFree)>>20)
+			c.cfg.Home.Dir(), free>>20, needed>>20)
 	}
 	return nil
 }
@@ -168,13 +171,18 @@ func (c *Capturer) CheckLayers(layers []catalog.Layer, what string) error {
 	for _, layer := range layers {
 		path := c.Path(layer)
 		info, err := os.Lstat(path)
-		if err == nil && layer.StoredBytes != 0 && info.Size() != layer.StoredBytes {
-			err = fmt.Errorf("it has %d bytes, not %d", info.Size(), layer.StoredBytes)
+		length := layer.StoredBytes
+		if layer.Format == catalog.RawFormat {
+			length = layer.VirtualBytes
+		}
+		if err == nil && length != 0 && info.Size() != length {
+			err = fmt.Errorf("it has %d bytes, not %d", info.Size(), length)
 		}
 		noun := "disk"
 		switch {
 		case layer.Format == catalog.MemoryFormat || layer.Format == catalog.DevicesFormat:
 			noun = layer.Format
+		case layer.Format == catalog.RawFormat: // any bytes may be a raw disk
 		case err == nil:
 			err = c.cfg.Overlays.CheckFile(path)
 		}
@@ -196,17 +204,28 @@ const (
 // measure is what a layer takes, and its digest if it is not larger than most.
 func (c *Capturer) measure(ctx context.Context, layer catalog.Layer, most int64) (m catalog.Measured, err error) {
 	path := c.Path(layer)
-	info, err := os.Lstat(path)
-	if err != nil {
+	size, find := fileSize, disk.Digest
+	if layer.Format == catalog.RawFormat {
+		size, find = disk.Allocated, sparse.DigestFile
+	}
+	m = catalog.Measured{ID: layer.ID, Digest: layer.Digest}
+	if m.Bytes, err = size(path); err != nil {
 		return m, errdefs.New(errdefs.Storage, "measure layer %s: %w", layer.ID, err)
 	}
-	m = catalog.Measured{ID: layer.ID, Bytes: info.Size(), Digest: layer.Digest}
 	if m.Digest == "" && m.Bytes <= most {
-		if m.Digest, _, err = disk.Digest(ctx, path); err != nil {
+		if m.Digest, _, err = find(ctx, path); err != nil {
 			return m, fmt.Errorf("measure layer %s: %w", layer.ID, err)
 		}
 	}
 	return m, nil
+}
+
+func fileSize(path string) (int64, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
 }
 
 // Sign records the digests of the disks' layers that checkpoints have and that
@@ -275,6 +294,11 @@ func (c *Capturer) Publish(ctx context.Context, m catalog.Machine, ckpt checkpoi
 	for _, layer := range below {
 		ckpt.Layers = append(ckpt.Layers, layer.ID)
 	}
+	return c.publish(ctx, m, ckpt, sealed)
+}
+
+// publish completes the record of a disk checkpoint and commits it.
+func (c *Capturer) publish(ctx context.Context, m catalog.Machine, ckpt checkpoint.Checkpoint, sealed []string) (_ checkpoint.Checkpoint, err error) {
 	ckpt.MachineID, ckpt.Parent, ckpt.ImageBuildID, ckpt.CreatedAt = m.ID, m.Head, m.ImageBuildID, time.Now()
 	if ckpt.Spec, err = encodeSpec(m.Spec); err != nil {
 		return ckpt, err

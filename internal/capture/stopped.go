@@ -9,6 +9,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 )
 
 // returnTimeout bounds the boot that brings a machine back, whatever became
@@ -33,7 +34,9 @@ const (
 	PhasePrepare = "prepare"
 	PhaseStop    = "stop"
 	PhaseSeal    = "seal"
-	PhaseBoot    = "boot"
+	// PhaseCopy is that of a raw disk, instead of PhaseSeal.
+	PhaseCopy = "copy"
+	PhaseBoot = "boot"
 )
 
 // Detail is what the journal keeps of a stopped checkpoint, to finish or undo
@@ -48,7 +51,9 @@ type Detail struct {
 
 // StoppedRequest asks for a stopped checkpoint.
 type StoppedRequest struct {
-	Machine catalog.Machine
+	// Operation keeps what is copied until it is published.
+	Operation string
+	Machine   catalog.Machine
 	// Checkpoint has the id, name, message, routes and origin.
 	Checkpoint checkpoint.Checkpoint
 	// Source is nil for a machine that is stopped already.
@@ -61,11 +66,16 @@ type StoppedRequest struct {
 	AllowCrash bool
 	// Enter records a phase before its first effect.
 	Enter func(ctx context.Context, phase, text string, detail any) error
+	// Progress is told how many bytes of data of a raw disk are copied, of how
+	// many.
+	Progress func(done, total int64)
 }
 
 // StoppedResult is a published checkpoint and where the time went.
 type StoppedResult struct {
 	Checkpoint checkpoint.Checkpoint
+	// Way is how a raw disk was copied; empty for a seal, which copies nothing.
+	Way sparse.Way
 	// Stop, Copy and Boot are the parts of the downtime.
 	Stop, Copy, Boot time.Duration
 	// Durable and Return are from the request to the durable record and to
@@ -73,7 +83,8 @@ type StoppedResult struct {
 	Durable, Return time.Duration
 }
 
-// Stopped takes a checkpoint of a stopped disk: graceful stop, seal, boot. If
+// Stopped takes a checkpoint of a stopped disk: graceful stop, seal, boot. A raw
+// disk, which cannot be sealed and gone on from, is copied instead. If
 // it fails before the checkpoint is published the machine is booted again from
 // its own disk and nothing is published. When only the boot fails, the result
 // is complete and the error says so.
@@ -84,14 +95,9 @@ func (c *Capturer) Stopped(ctx context.Context, r StoppedRequest) (StoppedResult
 			"checkpoint of %s: its guest was not shut down cleanly; start and stop it, or accept its disk as after a power cut with --allow-crash", r.Machine.Name)
 	}
 	detail := Detail{CheckpointID: r.Checkpoint.ID, Running: r.Source != nil}
-	if err := r.Enter(ctx, PhasePrepare, "preparing the next overlay", detail); err != nil {
+	if err := c.prepareStopped(ctx, r, &detail); err != nil {
 		return StoppedResult{}, err
 	}
-	layer, err := c.Prepare(ctx, r.Machine)
-	if err != nil {
-		return StoppedResult{}, err
-	}
-	detail.Layer = layer.ID
 	result, down, err := c.stopAndPublish(ctx, r, detail)
 	if err != nil {
 		return StoppedResult{}, c.giveBack(ctx, r, detail, down, err)
@@ -117,6 +123,24 @@ func (c *Capturer) Stopped(ctx context.Context, r StoppedRequest) (StoppedResult
 	return result, nil
 }
 
+// prepareStopped is what is done while the machine runs: the next overlay is
+// made, or room found for a copy.
+func (c *Capturer) prepareStopped(ctx context.Context, r StoppedRequest, detail *Detail) error {
+	text := "preparing the next overlay"
+	if r.Machine.Spec.Raw() {
+		text = "looking for room for a copy of the disk"
+	}
+	if err := r.Enter(ctx, PhasePrepare, text, *detail); err != nil {
+		return err
+	}
+	if r.Machine.Spec.Raw() {
+		return c.CheckRoom(ctx, r.Machine)
+	}
+	layer, err := c.Prepare(ctx, r.Machine)
+	detail.Layer = layer.ID
+	return err
+}
+
 // stopAndPublish is the part in which the machine stands still; down is
 // whether its run has ended.
 func (c *Capturer) stopAndPublish(ctx context.Context, r StoppedRequest, detail Detail) (result StoppedResult, down bool, err error) {
@@ -139,17 +163,35 @@ func (c *Capturer) stopAndPublish(ctx context.Context, r StoppedRequest, detail 
 	if err := ctx.Err(); err != nil {
 		return result, true, fmt.Errorf("checkpoint of %s: %w", r.Machine.Name, context.Cause(ctx))
 	}
-	if r.Source == nil {
-		if err := r.Enter(ctx, PhaseSeal, "sealing the disk", detail); err != nil {
-			return result, true, err
-		}
-	}
-	result.Checkpoint, err = c.Publish(ctx, r.Machine, r.Checkpoint)
+	result.Checkpoint, result.Way, err = c.keepStopped(ctx, r, detail)
 	if err != nil {
 		return result, true, err
 	}
 	result.Stop, result.Copy = stopped.Sub(stopping), time.Since(stopped)
 	return result, true, nil
+}
+
+// keepStopped seals or copies the disk, and publishes that.
+func (c *Capturer) keepStopped(ctx context.Context, r StoppedRequest, detail Detail) (k checkpoint.Checkpoint, way sparse.Way, err error) {
+	raw := r.Machine.Spec.Raw()
+	switch {
+	case raw:
+		err = r.Enter(ctx, PhaseCopy, "copying the disk", detail)
+	case r.Source == nil: // else no time is lost for a record of it
+		err = r.Enter(ctx, PhaseSeal, "sealing the disk", detail)
+	}
+	switch {
+	case err != nil:
+		return k, "", err
+	case !raw:
+		k, err = c.Publish(ctx, r.Machine, r.Checkpoint)
+		return k, "", err
+	}
+	k, way, err = c.PublishCopy(ctx, RawRequest{Operation: r.Operation, Machine: r.Machine, Checkpoint: r.Checkpoint, Progress: r.Progress})
+	if err != nil {
+		return k, "", fmt.Errorf("checkpoint of %s: %w", r.Machine.Name, err)
+	}
+	return k, way, nil
 }
 
 // stop ends the run, gracefully, or by force where that was allowed.

@@ -49,6 +49,8 @@ type want struct {
 	noStandby bool
 	// restoreDisk is the command for the checkpoint's disk alone.
 	restoreDisk string
+	// progress is told how far the copy of a raw disk is.
+	progress func(done, total int64)
 }
 
 // checkFull refuses a checkpoint that cannot be continued, before any effect.
@@ -98,7 +100,9 @@ func (r *Restorer) prepare(ctx context.Context, w want) (_ *start, err error) {
 	if err != nil {
 		return nil, errors.Join(err, s.giveUp(ctx, w))
 	}
-	s.launch.Chain = append(chain, top)
+	if s.launch.Chain = append(chain, top); top.Format == catalog.RawFormat {
+		s.launch.Chain = []catalog.Layer{top} // a copy of what there was
+	}
 	return s, nil
 }
 
@@ -139,7 +143,8 @@ func (r *Restorer) openMemory(ctx context.Context, w want, s *start) error {
 	return nil
 }
 
-// top takes a standby with its top, or stages a fresh one.
+// top takes a standby with its top, or stages a fresh one: an empty one, or a
+// copy of a raw disk.
 func (r *Restorer) top(ctx context.Context, w want, s *start) (catalog.Layer, error) {
 	if s.launch.Incoming != nil && !w.noStandby && !w.asIs { // a standby was begun to give proof
 		standby, found, err := r.cfg.Catalog.TakeStandby(ctx, w.operation, w.target.ID)
@@ -155,7 +160,7 @@ func (r *Restorer) top(ctx context.Context, w want, s *start) (catalog.Layer, er
 			return layers[0], nil
 		}
 	}
-	top, err := r.cfg.Capturer.NewLayer(ctx, w.machine.ID, w.machine.Spec.DiskBytes)
+	top, err := r.newTop(ctx, w)
 	if err != nil {
 		return catalog.Layer{}, err
 	}
@@ -164,6 +169,21 @@ func (r *Restorer) top(ctx context.Context, w want, s *start) (catalog.Layer, er
 		return catalog.Layer{}, err
 	}
 	return top, nil
+}
+
+func (r *Restorer) newTop(ctx context.Context, w want) (catalog.Layer, error) {
+	size := w.machine.Spec.DiskBytes
+	if !w.machine.Spec.Raw() {
+		return r.cfg.Capturer.NewLayer(ctx, w.machine.ID, size)
+	}
+	kept, err := r.cfg.Catalog.GetLayers(ctx, w.target.Layers...)
+	if err == nil && len(kept) != 1 {
+		err = errdefs.New(errdefs.Internal, "checkpoint %s: its raw disk has %d layers", label(w.target), len(kept))
+	}
+	if err != nil {
+		return catalog.Layer{}, err
+	}
+	return r.cfg.Capturer.CopyDisk(ctx, w.machine.ID, r.cfg.Capturer.Path(kept[0]), size, w.progress)
 }
 
 // giveUp ends a start that no run was begun from. The top goes with the

@@ -66,6 +66,8 @@ type DiskRequest struct {
 	PutBack bool
 	Enter   func(ctx context.Context, phase, text string, detail any) error
 	Note    func(format string, args ...any)
+	// Progress is told how far the copy of a raw disk is, in bytes of data.
+	Progress func(done, total int64)
 }
 
 // DiskResult is what a restore did.
@@ -197,7 +199,7 @@ func (a *attempt) prepareStart(ctx context.Context) error {
 	a.want = want{
 		operation: a.Operation, machine: target, target: a.Target, host: a.Host, destination: a.Destination,
 		boot: a.disk, asIs: a.AsIs,
-		restoreDisk: fmt.Sprintf("holdpoint restore %s %s --disk", a.Machine.Name, a.Target.ID),
+		restoreDisk: fmt.Sprintf("holdpoint restore %s %s --disk", a.Machine.Name, a.Target.ID), progress: a.Progress,
 	}
 	return a.renewStart(ctx)
 }

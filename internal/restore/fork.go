@@ -40,6 +40,8 @@ type ForkRequest struct {
 	Boot bool
 	AsIs bool
 	Note func(format string, args ...any)
+	// Progress is told how far the copy of a raw disk is, in bytes of data.
+	Progress func(done, total int64)
 }
 
 // ForkResult is a new machine that runs.
@@ -100,7 +102,7 @@ func (req ForkRequest) want() (want, error) {
 	}
 	return want{
 		operation: req.Operation, machine: m, target: k, host: req.Host, destination: req.Destination, boot: boot, asIs: req.AsIs,
-		restoreDisk: fmt.Sprintf("holdpoint restore MACHINE %s --disk", k.ID),
+		restoreDisk: fmt.Sprintf("holdpoint restore MACHINE %s --disk", k.ID), progress: req.Progress,
 	}, nil
 }
 

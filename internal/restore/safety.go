@@ -41,23 +41,40 @@ func (a *attempt) safety(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := a.Enter(ctx, PhaseSafety, "keeping the present state", a.detail); err != nil {
 		return nil, err
 	}
-	top, err := a.cfg.Capturer.Prepare(ctx, a.Machine)
-	if err != nil {
-		return nil, err
-	}
-	a.detail.Top = top.ID
-	consistency, err := a.still(ctx, top)
-	if err != nil {
-		return nil, err
-	}
-	ckpt, err := a.cfg.Capturer.Publish(ctx, a.Machine, checkpoint.Checkpoint{
-		ID: a.detail.SafetyID, Kind: checkpoint.Disk, Consistency: consistency, Automatic: true,
-		Message: "before restore to " + label(a.Target), Routes: a.Routes,
-	})
+	ckpt, err := a.diskSafety(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("keep the present state of %s: %w", a.Machine.Name, err)
 	}
 	return &ckpt, nil
+}
+
+// diskSafety keeps the machine's disk: what was written so far is sealed, or a
+// raw disk copied.
+func (a *attempt) diskSafety(ctx context.Context) (k checkpoint.Checkpoint, err error) {
+	var top catalog.Layer
+	raw := a.Machine.Spec.Raw()
+	if raw {
+		err = a.cfg.Capturer.CheckRoom(ctx, a.Machine)
+	} else {
+		top, err = a.cfg.Capturer.Prepare(ctx, a.Machine)
+		a.detail.Top = top.ID
+	}
+	if err != nil {
+		return k, err
+	}
+	consistency, err := a.still(ctx, top)
+	if err != nil {
+		return k, err
+	}
+	k = checkpoint.Checkpoint{
+		ID: a.detail.SafetyID, Kind: checkpoint.Disk, Consistency: consistency, Automatic: true,
+		Message: "before restore to " + label(a.Target), Routes: a.Routes,
+	}
+	if !raw {
+		return a.cfg.Capturer.Publish(ctx, a.Machine, k)
+	}
+	k, _, err = a.cfg.Capturer.PublishCopy(ctx, capture.RawRequest{Operation: a.Operation, Machine: a.Machine, Checkpoint: k, Progress: a.Progress})
+	return k, err
 }
 
 // fullSafety keeps the whole machine, which stands still from then on.
@@ -86,8 +103,8 @@ func (a *attempt) fullSafety(ctx context.Context) (*checkpoint.Checkpoint, error
 	return &result.Checkpoint, nil
 }
 
-// still brings the source to where its disk can be sealed, and says how
-// consistent that leaves it.
+// still brings the source to where its disk can be sealed or copied, and says how
+// consistent that leaves it. top is the next overlay, but of a raw disk.
 func (a *attempt) still(ctx context.Context, top catalog.Layer) (checkpoint.Consistency, error) {
 	if a.Source == nil {
 		if a.WasClean {
@@ -109,7 +126,7 @@ func (a *attempt) still(ctx context.Context, top catalog.Layer) (checkpoint.Cons
 	if err := a.pauseOrKill(ctx); err != nil {
 		return "", err
 	}
-	if a.sourceEnded {
+	if a.sourceEnded || a.Machine.Spec.Raw() { // while it is paused nothing is written
 		return checkpoint.Crash, nil
 	}
 	// The new top counts from the moment it may be written to.
