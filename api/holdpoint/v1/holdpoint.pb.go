@@ -573,10 +573,12 @@ type CheckpointResult struct {
 	EncodeMs        float64 `protobuf:"fixed64,19,opt,name=encode_ms,json=encodeMs,proto3" json:"encode_ms,omitempty"`
 	// What durable_ms consists of: prepare, capture, encode, publish. Precopy,
 	// sync_disk and the window are parts of capture.
-	PrepareMs     float64 `protobuf:"fixed64,20,opt,name=prepare_ms,json=prepareMs,proto3" json:"prepare_ms,omitempty"`
-	SyncDiskMs    float64 `protobuf:"fixed64,21,opt,name=sync_disk_ms,json=syncDiskMs,proto3" json:"sync_disk_ms,omitempty"`
-	CaptureMs     float64 `protobuf:"fixed64,22,opt,name=capture_ms,json=captureMs,proto3" json:"capture_ms,omitempty"`
-	PublishMs     float64 `protobuf:"fixed64,23,opt,name=publish_ms,json=publishMs,proto3" json:"publish_ms,omitempty"`
+	PrepareMs  float64 `protobuf:"fixed64,20,opt,name=prepare_ms,json=prepareMs,proto3" json:"prepare_ms,omitempty"`
+	SyncDiskMs float64 `protobuf:"fixed64,21,opt,name=sync_disk_ms,json=syncDiskMs,proto3" json:"sync_disk_ms,omitempty"`
+	CaptureMs  float64 `protobuf:"fixed64,22,opt,name=capture_ms,json=captureMs,proto3" json:"capture_ms,omitempty"`
+	PublishMs  float64 `protobuf:"fixed64,23,opt,name=publish_ms,json=publishMs,proto3" json:"publish_ms,omitempty"`
+	// How a raw disk was copied: reflink or data; empty where nothing was.
+	DiskCopy      string `protobuf:"bytes,24,opt,name=disk_copy,json=diskCopy,proto3" json:"disk_copy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -770,6 +772,13 @@ func (x *CheckpointResult) GetPublishMs() float64 {
 		return x.PublishMs
 	}
 	return 0
+}
+
+func (x *CheckpointResult) GetDiskCopy() string {
+	if x != nil {
+		return x.DiskCopy
+	}
+	return ""
 }
 
 type RestoreResult struct {
@@ -1159,8 +1168,10 @@ type Spec struct {
 	NetworkAllow []string `protobuf:"bytes,8,rep,name=network_allow,json=networkAllow,proto3" json:"network_allow,omitempty"`
 	// The host's own ports that can be reached.
 	NetworkAllowHost []uint32 `protobuf:"varint,9,rep,packed,name=network_allow_host,json=networkAllowHost,proto3" json:"network_allow_host,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// qcow2 (also when empty): layers over the image; raw: one file of its own.
+	DiskFormat    string `protobuf:"bytes,10,opt,name=disk_format,json=diskFormat,proto3" json:"disk_format,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Spec) Reset() {
@@ -1254,6 +1265,13 @@ func (x *Spec) GetNetworkAllowHost() []uint32 {
 		return x.NetworkAllowHost
 	}
 	return nil
+}
+
+func (x *Spec) GetDiskFormat() string {
+	if x != nil {
+		return x.DiskFormat
+	}
+	return ""
 }
 
 // MachineNetwork is what the network of a machine has refused since its monitor
@@ -4874,7 +4892,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"checkpoint\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\rR\x06layers\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1a\n" +
-	"\brestored\x18\x04 \x01(\bR\brestored\"\xb2\x06\n" +
+	"\brestored\x18\x04 \x01(\bR\brestored\"\xcf\x06\n" +
 	"\x10CheckpointResult\x128\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x18.holdpoint.v1.CheckpointR\n" +
@@ -4909,7 +4927,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\n" +
 	"capture_ms\x18\x16 \x01(\x01R\tcaptureMs\x12\x1d\n" +
 	"\n" +
-	"publish_ms\x18\x17 \x01(\x01R\tpublishMs\"\x81\x03\n" +
+	"publish_ms\x18\x17 \x01(\x01R\tpublishMs\x12\x1b\n" +
+	"\tdisk_copy\x18\x18 \x01(\tR\bdiskCopy\"\x81\x03\n" +
 	"\rRestoreResult\x124\n" +
 	"\brestored\x18\x01 \x01(\v2\x18.holdpoint.v1.CheckpointR\brestored\x120\n" +
 	"\x06safety\x18\x02 \x01(\v2\x18.holdpoint.v1.CheckpointR\x06safety\x12!\n" +
@@ -4946,7 +4965,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x04then\x18\x03 \x01(\rR\x04then\x12\x10\n" +
 	"\x03now\x18\x04 \x01(\rR\x03now\x12\x1c\n" +
 	"\tlistening\x18\x05 \x01(\tR\tlistening\x12\x14\n" +
-	"\x05owner\x18\x06 \x01(\tR\x05owner\"\xaa\x02\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\"\xcb\x02\n" +
 	"\x04Spec\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1d\n" +
@@ -4957,7 +4976,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\anetwork\x18\x06 \x01(\tR\anetwork\x120\n" +
 	"\x14suspend_after_millis\x18\a \x01(\x03R\x12suspendAfterMillis\x12#\n" +
 	"\rnetwork_allow\x18\b \x03(\tR\fnetworkAllow\x12,\n" +
-	"\x12network_allow_host\x18\t \x03(\rR\x10networkAllowHost\"`\n" +
+	"\x12network_allow_host\x18\t \x03(\rR\x10networkAllowHost\x12\x1f\n" +
+	"\vdisk_format\x18\n" +
+	" \x01(\tR\n" +
+	"diskFormat\"`\n" +
 	"\x0eMachineNetwork\x12\x14\n" +
 	"\x05total\x18\x01 \x01(\x04R\x05total\x128\n" +
 	"\brefusals\x18\x02 \x03(\v2\x1c.holdpoint.v1.NetworkRefusalR\brefusals\"\x9a\x01\n" +

@@ -48,6 +48,9 @@ restored is tried in the background, newest first, once the host has little to d
                    asked on a terminal, and refused without one unless
                    --stop-running is given.
 
+Of a machine with a raw disk there is --kind disk --mode stopped only: its disk is
+copied while it is stopped, by reflink where the file system can, else its data.
+
 Downtime is how long the machine stood still, "answers again" and "durable" count
 from the request: until it answered, and until the checkpoint was safe.`,
 		Example: `  holdpoint checkpoint create web -m "tests green"
@@ -153,7 +156,7 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 			Header: view.NewHeader(), Checkpoint: view.CheckpointOf(p),
 			DowntimeMS: r.GetDowntimeMs(), ReturnMS: r.GetReturnMs(), DurableMS: r.GetDurableMs(),
 			StopMS: r.GetStopMs(), CopyMS: r.GetCopyMs(), BootMS: r.GetBootMs(), Phases: view.PhasesOf(r),
-			MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(),
+			MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(), DiskCopy: r.GetDiskCopy(),
 			RestoreCommand: restoreCommand(p), Operation: op.GetId(), Notes: view.Notes(notes),
 		},
 		Terse: []string{p.GetId()},
@@ -167,10 +170,22 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 				{"answers again", answers(r)},
 				{"durable", "after " + view.Millis(r.GetDurableMs())},
 				{"stored", stored(r.GetDiskBytes(), r.GetMemoryBytes())},
+				{"disk copied", copied(r)},
 				{"restore with", restoreCommand(p)},
 			})
 		},
 	})
+}
+
+// copied says how a raw disk was copied; "" for any other disk.
+func copied(r *holdpointv1.CheckpointResult) string {
+	switch r.GetDiskCopy() {
+	case "reflink":
+		return "by reflink, which shares its blocks"
+	case "data":
+		return "by its data, which the file system cannot share"
+	}
+	return ""
 }
 
 // stood reports whether the machine was stopped before, so that nothing of it

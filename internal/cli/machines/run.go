@@ -22,9 +22,11 @@ type runOptions struct {
 	memory   string
 	cpus     uint32
 	diskSize string
-	onBoot   string
-	tmpfs    []string
-	network  string
+	// diskFormat is qcow2 or raw.
+	diskFormat string
+	onBoot     string
+	tmpfs      []string
+	network    string
 	// allow and allowHost are the lists of the network.
 	allow     []string
 	allowHost []uint
@@ -50,6 +52,10 @@ command of holdpoint's runs in it, nothing comes to it, and its CPUs are idle. A
 detached command counts as use, what --on-boot has started does not. The next exec,
 shell, copy, or request to a URL of it resumes it and waits for it.
 
+With --disk-format raw the disk is one file, copied from the image, that other tools
+can read while the machine is stopped. It boots, and has stopped disk checkpoints
+only: there is no full checkpoint of it, no suspend, and no fork while it runs.
+
 With --network internet the machine resolves names and connects, by TCP and UDP, to
 public addresses; with open to private ones, too. Addresses of the host, loopback,
 link-local and metadata ones are refused in either, at once; with --allow-host PORT
@@ -72,6 +78,7 @@ tells what was refused. The setting is a part of the machine and of its checkpoi
 	f.StringVar(&o.memory, "memory", "", "memory (default 512M)")
 	f.Uint32Var(&o.cpus, "cpus", 0, "virtual CPUs, 1 to 8 (default 2)")
 	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
+	f.StringVar(&o.diskFormat, "disk-format", machine.QcowDisk, "`FORMAT` of the disk: qcow2, or raw")
 	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot")
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
 	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
@@ -80,6 +87,7 @@ tells what was refused. The setting is a part of the machine and of its checkpoi
 	f.StringArrayVar(&o.allow, "allow", nil, "`HOST[:PORT]` that can be reached; with it, nothing else can; may be given again")
 	f.UintSliceVar(&o.allowHost, "allow-host", nil, "`PORT` of the host that can be reached, at host.holdpoint.internal; may be given again")
 	a.CompleteFlag(cmd, "image", a.ImageNames)
+	a.CompleteFlag(cmd, "disk-format", app.Words(machine.QcowDisk, machine.RawDisk))
 	return cmd
 }
 
@@ -91,7 +99,7 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, least)
 	}
 	spec := &holdpointv1.Spec{
-		Cpus: o.cpus, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+		Cpus: o.cpus, DiskFormat: o.diskFormat, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
 	}
 	for _, port := range o.allowHost {
 		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(min(port, 1<<16))) // more is refused as that is

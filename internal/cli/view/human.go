@@ -12,6 +12,7 @@ import (
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 // Size says bytes as people read them, in powers of 1024.
@@ -209,12 +210,20 @@ func idle(ms int64) string {
 	return strings.NewReplacer("h0m0s", "h", "m0s", "m").Replace(text) + " without use"
 }
 
+// diskText says how large a disk is, and its format where that is a special one.
+func diskText(s *holdpointv1.Spec) string {
+	if s.GetDiskFormat() == machine.RawDisk {
+		return Size(s.GetDiskBytes()) + ", raw"
+	}
+	return Size(s.GetDiskBytes())
+}
+
 // SpecFields are the fields of a spec, for Fields.
 func SpecFields(s *holdpointv1.Spec) [][2]string {
 	return [][2]string{
 		{"memory", Size(s.GetMemoryBytes())},
 		{"CPUs", fmt.Sprint(s.GetCpus())},
-		{"disk", Size(s.GetDiskBytes())},
+		{"disk", diskText(s)},
 		{"on boot", s.GetOnBoot()},
 		{"in memory only", strings.Join(s.GetTmpfs(), " ")},
 		{"network", s.GetNetwork()},

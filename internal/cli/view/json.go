@@ -57,6 +57,7 @@ type Spec struct {
 	MemoryBytes int64    `json:"memory_bytes"`
 	CPUs        uint32   `json:"cpus"`
 	DiskBytes   int64    `json:"disk_bytes"`
+	DiskFormat  string   `json:"disk_format" doc:"qcow2 or raw"`
 	OnBoot      string   `json:"on_boot"`
 	Tmpfs       []string `json:"tmpfs"`
 	Network     string   `json:"network" doc:"none, internet or open"`
@@ -177,7 +178,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 // SpecOf makes the view of a spec.
 func SpecOf(s *holdpointv1.Spec) Spec {
 	return Spec{
-		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(),
+		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(), DiskFormat: s.GetDiskFormat(),
 		OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
 		Allow: List(s.GetNetworkAllow(), same), AllowHost: List(s.GetNetworkAllowHost(), func(p uint32) uint32 { return p }),
 		SuspendAfterMS: s.GetSuspendAfterMillis(),

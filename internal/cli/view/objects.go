@@ -100,6 +100,7 @@ type CheckpointCreated struct {
 	Phases         *Phases     `json:"phases" doc:"of a full checkpoint"`
 	MemoryBytes    int64       `json:"memory_bytes"`
 	DiskBytes      int64       `json:"disk_bytes"`
+	DiskCopy       string      `json:"disk_copy" doc:"how a raw disk was copied: reflink (its blocks are shared) or data; empty for any other disk"`
 	RestoreCommand string      `json:"restore_command"`
 	Operation      string      `json:"operation"`
 	Notes          []string    `json:"notes"`

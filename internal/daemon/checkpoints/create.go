@@ -34,6 +34,9 @@ const maxMessage = 16 << 10
 // Create takes a checkpoint.
 func (s *Service) Create(ctx context.Context, req *connect.Request[holdpointv1.CreateCheckpointRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
+	if err := s.checkLive(ctx, r); err != nil {
+		return nil, wire.Encode(err)
+	}
 	if err := checkCreate(r); err != nil {
 		return nil, wire.Encode(err)
 	}
@@ -44,6 +47,16 @@ func (s *Service) Create(ctx context.Context, req *connect.Request[holdpointv1.C
 	return s.Begin(ctx, r.GetRequestId(), "checkpoint create", r, admission.StoryDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 		return create(ctx, w, r)
 	})
+}
+
+// checkLive refuses what cannot be kept of the machine while it runs. What is
+// wrong with the machine's name is told by the operation.
+func (s *Service) checkLive(ctx context.Context, r *holdpointv1.CreateCheckpointRequest) error {
+	m, err := s.Catalog.ResolveMachine(ctx, r.GetMachine())
+	if live := r.GetKind() == string(checkpoint.Full) || r.GetMode() == string(checkpoint.Frozen); err != nil || !live {
+		return nil
+	}
+	return m.Spec.CheckLive("checkpoint create", m.Name)
 }
 
 func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
@@ -102,7 +115,7 @@ func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdp
 		return nil, err
 	}
 	request := capture.StoppedRequest{
-		Machine:    m,
+		Operation: w.ID(), Machine: m, Progress: w.Progress,
 		Checkpoint: checkpoint.Checkpoint{ID: durable.NewID(), Name: r.GetName(), Message: r.GetMessage(), Routes: routes},
 		WasClean:   m.Exit == keeper.CleanExit, AllowCrash: r.GetAllowCrash(), Enter: w.Enter,
 	}
@@ -126,7 +139,7 @@ func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdp
 	return &holdpointv1.OperationResult{Checkpoint: &holdpointv1.CheckpointResult{
 		Checkpoint: view, DurableMs: admission.Milliseconds(result.Durable), ReturnMs: admission.Milliseconds(result.Return),
 		DowntimeMs: admission.Milliseconds(result.Stop + result.Copy + result.Boot), StopMs: admission.Milliseconds(result.Stop), CopyMs: admission.Milliseconds(result.Copy), BootMs: admission.Milliseconds(result.Boot),
-		DiskBytes: result.Checkpoint.DiskBytes,
+		DiskBytes: result.Checkpoint.DiskBytes, DiskCopy: string(result.Way),
 	}}, failure
 }
 

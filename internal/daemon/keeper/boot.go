@@ -35,7 +35,7 @@ func (k *Keeper) config(ctx context.Context, l launch) (monitor.Config, string, 
 	if err != nil {
 		return monitor.Config{}, "", err
 	}
-	disk, err := k.cfg.Chains.Open(ctx, rootOf(img), l.Chain)
+	disk, err := k.open(ctx, img, l.Chain)
 	if err != nil {
 		return monitor.Config{}, "", err
 	}
@@ -51,6 +51,20 @@ func (k *Keeper) config(ctx context.Context, l launch) (monitor.Config, string, 
 		Guest: guestOf(m), Network: outlet(l),
 		Wait: l.wait, AsIs: l.AsIs,
 	}, boot.Note, nil
+}
+
+// open gives the files of a disk, lowest first. A raw one rests on no image.
+func (k *Keeper) open(ctx context.Context, img image.Image, chain []catalog.Layer) ([]machine.Layer, error) {
+	if len(chain) == 1 && chain[0].Format == catalog.RawFormat {
+		return []machine.Layer{k.layer(chain[0])}, nil
+	}
+	return k.cfg.Chains.Open(ctx, rootOf(img), chain)
+}
+
+// RootDisk is the file of an image's root disk, for a copy of it.
+func (k *Keeper) RootDisk(buildID string) (string, error) {
+	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), buildID))
+	return img.Root(), err
 }
 
 // outlet is where the run may connect to; nil for a run that is nobody's and is not to

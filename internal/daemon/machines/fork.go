@@ -88,7 +88,10 @@ func (s *Service) fork(ctx context.Context, w *operation.Work, r *holdpointv1.Fo
 	if err := w.Enter(ctx, PhaseFork, fmt.Sprintf("making %d machines", len(children)), detail); err != nil {
 		return nil, err
 	}
-	s.bearAll(ctx, w, r, k, children)
+	if err := s.checkRoom(ctx, k, len(children)); err != nil {
+		return nil, err
+	}
+	s.bearAll(ctx, w, r, k, children, &copies{count: len(children), show: w.Copying})
 	result := &holdpointv1.OperationResult{Checkpoint: taken}
 	for _, c := range children {
 		result.Forks = append(result.Forks, c.result)
@@ -118,6 +121,9 @@ func (s *Service) forkTarget(ctx context.Context, w *operation.Work, r *holdpoin
 	}
 	m, err := s.Claim(ctx, w, r.GetMachine())
 	if err != nil {
+		return k, nil, err
+	}
+	if err := m.Spec.CheckLive("fork", m.Name); err != nil {
 		return k, nil, err
 	}
 	run := s.Keeper.Run(m.ID)
@@ -212,7 +218,7 @@ func (c *child) fail(err error) {
 }
 
 // bearAll makes the children, as many at a time as the host has CPUs.
-func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1.ForkRequest, k checkpoint.Checkpoint, children []*child) {
+func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1.ForkRequest, k checkpoint.Checkpoint, children []*child, copied *copies) {
 	turn := make(chan struct{}, runtime.NumCPU())
 	var wg sync.WaitGroup
 	for _, c := range children {
@@ -222,7 +228,7 @@ func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1
 		turn <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turn }()
-			if err := s.bear(ctx, w, r, k, c); err != nil {
+			if err := s.bear(ctx, w, r, k, c, copied.next()); err != nil {
 				c.fail(err)
 			}
 		})
@@ -231,7 +237,7 @@ func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1
 }
 
 // bear makes one child.
-func (s *Service) bear(ctx context.Context, w *operation.Work, r *holdpointv1.ForkRequest, k checkpoint.Checkpoint, c *child) error {
+func (s *Service) bear(ctx context.Context, w *operation.Work, r *holdpointv1.ForkRequest, k checkpoint.Checkpoint, c *child, progress func(done, total int64)) error {
 	began := time.Now()
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -241,7 +247,7 @@ func (s *Service) bear(ctx context.Context, w *operation.Work, r *holdpointv1.Fo
 		return err
 	}
 	made, err := s.Restorer.Fork(ctx, restore.ForkRequest{
-		Operation: w.ID(), Target: k, Machine: c.machine, Destination: s.Keeper, Host: s.Keeper, AsIs: r.GetAsIs(), Note: w.Note,
+		Operation: w.ID(), Target: k, Machine: c.machine, Destination: s.Keeper, Host: s.Keeper, AsIs: r.GetAsIs(), Note: w.Note, Progress: progress,
 	})
 	released := s.Catalog.Release(context.WithoutCancel(ctx), w.ID(), claim)
 	if err != nil {

@@ -171,11 +171,14 @@ func (s *Service) restore(ctx context.Context, w *operation.Work, r *holdpointv1
 	defer open()
 	request := restore.FullRequest{Host: s.Keeper, AsIs: r.GetAsIs(), DiskRequest: restore.DiskRequest{
 		Operation: w.ID(), Machine: m, Target: k, Destination: s.Keeper, NoSafety: r.GetNoSafety(), PutBack: putBack,
-		Paused: state == machine.Paused, WasClean: m.Exit == keeper.CleanExit, Enter: w.Enter, Note: w.Note,
+		Paused: state == machine.Paused, WasClean: m.Exit == keeper.CleanExit, Enter: w.Enter, Note: w.Note, Progress: w.Copying,
 	}}
 	if run != nil {
 		source := s.Keeper.Source(m.ID, run, restorePatience, w.Note)
-		request.Source, request.Capture = source, source
+		request.Source = source
+		if !m.Spec.Raw() {
+			request.Capture = source
+		}
 	}
 	if request.Routes, err = s.Keeper.RoutesNow(ctx, m, run); err != nil {
 		return nil, err

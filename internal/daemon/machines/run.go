@@ -45,7 +45,7 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 	s := r.GetSpec()
 	spec := machine.Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: int(s.GetCpus()), DiskBytes: s.GetDiskBytes(),
-		OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(), Allow: s.GetNetworkAllow(),
+		DiskFormat: s.GetDiskFormat(), OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(), Allow: s.GetNetworkAllow(),
 		SuspendAfterMillis: s.GetSuspendAfterMillis(),
 	}
 	for _, port := range s.GetNetworkAllowHost() {
@@ -104,7 +104,7 @@ func newMachine(name string) catalog.Machine {
 
 // begin makes the machine run, from the image's kept boot where there is one.
 func (s *Service) begin(ctx context.Context, w *operation.Work, m catalog.Machine, boot bool) error {
-	if boot {
+	if boot || m.Spec.Raw() { // a kept boot has an overlay over the image's disk
 		return s.create(ctx, w, m, "")
 	}
 	shape, err := s.Boots.Shape(ctx, m)
@@ -164,7 +164,7 @@ func (s *Service) continueBoot(ctx context.Context, w *operation.Work, m catalog
 func (s *Service) create(ctx context.Context, w *operation.Work, m catalog.Machine, shape string) error {
 	var steps undo.Stack
 	defer steps.Run()
-	layer, err := s.Capturer.NewLayer(ctx, m.ID, m.Spec.DiskBytes)
+	layer, err := s.newDisk(ctx, w, m)
 	if err != nil {
 		return err
 	}
@@ -189,4 +189,17 @@ func (s *Service) create(ctx context.Context, w *operation.Work, m catalog.Machi
 	}
 	steps.Release()
 	return nil
+}
+
+// newDisk is what a new machine writes to: an empty overlay over the image's root
+// disk, or a copy of that.
+func (s *Service) newDisk(ctx context.Context, w *operation.Work, m catalog.Machine) (catalog.Layer, error) {
+	if !m.Spec.Raw() {
+		return s.Capturer.NewLayer(ctx, m.ID, m.Spec.DiskBytes)
+	}
+	root, err := s.Keeper.RootDisk(m.ImageBuildID)
+	if err != nil {
+		return catalog.Layer{}, err
+	}
+	return s.Capturer.CopyDisk(ctx, m.ID, root, m.Spec.DiskBytes, w.Copying)
 }

@@ -53,6 +53,9 @@ func (s *Service) suspend(ctx context.Context, w *operation.Work, ref string, id
 	if state == machine.Suspended {
 		return s.suspended(ctx, m.ID, nil)
 	}
+	if err := m.Spec.CheckLive("suspend", m.Name); err != nil {
+		return nil, err
+	}
 	if err := machine.Allow("suspend", m.Name, state, machine.Running, machine.Paused); err != nil {
 		return nil, err
 	}

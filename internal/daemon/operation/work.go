@@ -60,6 +60,11 @@ func (w *Work) Progress(done, total int64) {
 	w.update(func() { w.view.DoneBytes, w.view.TotalBytes = done, total })
 }
 
+// Copying is Progress of the copy of a disk, in whatever phase that is made.
+func (w *Work) Copying(done, total int64) {
+	w.update(func() { w.view.Phase, w.view.DoneBytes, w.view.TotalBytes = "copying the disk", done, total })
+}
+
 // Note keeps a line that a person should read with the result.
 func (w *Work) Note(format string, args ...any) {
 	w.mu.Lock()

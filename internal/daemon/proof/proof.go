@@ -25,6 +25,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/memory"
+	"github.com/holdpoint/holdpoint/internal/sparse"
 	"github.com/holdpoint/holdpoint/internal/store"
 )
 
@@ -152,7 +153,12 @@ func (p *Prover) digests(ctx context.Context, k checkpoint.Checkpoint, progress 
 	var proven Proven
 	var total int64
 	for _, l := range layers {
-		if info, err := os.Lstat(p.path(l)); err == nil {
+		info, err := os.Lstat(p.path(l))
+		switch {
+		case err != nil:
+		case l.Format == catalog.RawFormat:
+			total += l.StoredBytes
+		default:
 			total += info.Size()
 		}
 	}
@@ -175,8 +181,11 @@ func (p *Prover) path(l catalog.Layer) string {
 func (p *Prover) checkLayer(ctx context.Context, l catalog.Layer) (bytes int64, err error) {
 	path := p.path(l)
 	find := disk.Digest
-	if l.Format == catalog.MemoryFormat {
+	switch l.Format {
+	case catalog.MemoryFormat:
 		find = rootDigest
+	case catalog.RawFormat:
+		find = sparse.DigestFile
 	}
 	digest, bytes, err := find(ctx, path)
 	switch {

@@ -156,7 +156,7 @@ func (s *Settler) removeUnknown(ctx context.Context) error {
 	var errs []error
 	for _, entry := range entries {
 		path := filepath.Join(s.cfg.Home.Layers(), entry.Name())
-		if ours := slices.Contains([]string{".qcow2", ".memory", ".devices"}, filepath.Ext(path)); ours && !known[path] {
+		if ours := slices.Contains([]string{".qcow2", ".raw", ".memory", ".devices"}, filepath.Ext(path)); ours && !known[path] {
 			errs = append(errs, s.cfg.Files.Remove(path))
 		}
 	}

@@ -4,6 +4,7 @@
 package view
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -48,7 +49,7 @@ func (v *Viewer) expected() string {
 // Spec is a spec.
 func Spec(s machine.Spec) *holdpointv1.Spec {
 	spec := &holdpointv1.Spec{
-		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes,
+		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes, DiskFormat: cmp.Or(s.DiskFormat, machine.QcowDisk),
 		OnBoot: s.OnBoot, Tmpfs: s.Tmpfs, Network: s.Network,
 		SuspendAfterMillis: s.SuspendAfterMillis, NetworkAllow: s.Allow,
 	}
@@ -78,6 +79,9 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 	if view.Image == "" {
 		view.Image = m.ImageBuildID
 	}
+	if m.Spec.Raw() {
+		view.ChainLength-- // it rests on no image
+	}
 	if run != nil {
 		if err := run.Lost(); err != nil {
 			view.Exit = "unknown: " + err.Error()
@@ -92,6 +96,9 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		if view.FullCheckpoints = status.GetTracking(); view.FullCheckpoints == "" {
 			view.FullCheckpoints = v.expected()
 		}
+	}
+	if why := m.Spec.LiveBlocker(); why != "" {
+		view.FullCheckpoints = "cannot be taken: " + why
 	}
 	return view, nil
 }
