@@ -45,7 +45,56 @@ type World struct {
 }
 
 // New makes a world. The machine runs, with one live layer.
-func New(tb testing.TB) *World {
+func New(tb testing.TB) *World { return newWorld(tb, false) }
+
+// RawBytes is the size of a raw disk, and RawData what is in the middle of it.
+const (
+	RawBytes = 1 << 30
+	RawData  = "what the guest wrote"
+)
+
+// NewRaw makes a world whose machine has a raw disk.
+func NewRaw(tb testing.TB) *World { return newWorld(tb, true) }
+
+// RawContent is the data of a machine's raw disk, or of a checkpoint's copy of it.
+func (w *World) RawContent(layerID string) string {
+	w.tb.Helper()
+	layers, err := w.Catalog.GetLayers(context.Background(), layerID)
+	must(w.tb, err)
+	f, err := os.Open(w.Capturer.Path(layers[0]))
+	must(w.tb, err)
+	defer f.Close()
+	data := make([]byte, len(RawData))
+	_, err = f.ReadAt(data, RawBytes/2)
+	must(w.tb, err)
+	return string(data)
+}
+
+// WriteRaw is what the guest does to its raw disk.
+func (w *World) WriteRaw(data string) {
+	w.tb.Helper()
+	f, err := os.OpenFile(w.Home.RawLayer(w.Chain()[0]), os.O_WRONLY, 0)
+	must(w.tb, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte(data), RawBytes/2)
+	must(w.tb, err)
+}
+
+// newDisk is what the machine writes to at first.
+func (w *World) newDisk(raw bool) (catalog.Layer, error) {
+	if !raw {
+		return w.Capturer.NewLayer(w.tb.Context(), w.Machine.ID, RawBytes)
+	}
+	w.Machine.Spec.DiskFormat = machine.RawDisk
+	root, err := os.CreateTemp(w.Home.Dir(), "root")
+	must(w.tb, err)
+	defer root.Close()
+	_, err = root.WriteAt([]byte(RawData), RawBytes/2)
+	must(w.tb, err)
+	return w.Capturer.CopyDisk(w.tb.Context(), w.Machine.ID, root.Name(), RawBytes, func(int64, int64) {})
+}
+
+func newWorld(tb testing.TB, raw bool) *World {
 	tb.Helper()
 	// Syncs cost nothing in memory, and a test of every step does thousands.
 	dir, err := os.MkdirTemp("/dev/shm", "hpw")
@@ -66,7 +115,7 @@ func New(tb testing.TB) *World {
 		ID: durable.NewID(), Name: "web", ImageBuildID: strings.Repeat("b", 32), State: machine.Running, Generation: 1,
 		LinkMagic: strings.Repeat("0", 32), Spec: machine.Spec{MemoryBytes: 512 << 20, CPUs: 2, DiskBytes: 1 << 30, Network: machine.NetworkNone},
 	}
-	layer, err := w.Capturer.NewLayer(ctx, w.Machine.ID, 1<<30)
+	layer, err := w.newDisk(raw)
 	must(tb, err)
 	must(tb, w.Catalog.CreateMachine(ctx, w.Machine, layer))
 	must(tb, w.Catalog.BeginRun(ctx, w.Machine.ID, durable.NewID()))
