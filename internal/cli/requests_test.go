@@ -27,7 +27,7 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := func(change func(*holdpointv1.Spec)) *holdpointv1.Spec {
-		s := &holdpointv1.Spec{Network: "none"}
+		s := &holdpointv1.Spec{Network: "none", DiskFormat: "qcow2"}
 		change(s)
 		return s
 	}
@@ -61,6 +61,10 @@ func TestRequests(t *testing.T) {
 			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Boot: true, Spec: spec(func(s *holdpointv1.Spec) {
 				s.SuspendAfterMillis = 90_000
 			})},
+		},
+		{
+			"run web --image debian --disk-format raw",
+			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Spec: spec(func(s *holdpointv1.Spec) { s.DiskFormat = "raw" })},
 		},
 		{"suspend web", &holdpointv1.SuspendMachineRequest{RequestId: "r", Machine: "web"}},
 		{"fork green", &holdpointv1.ForkRequest{RequestId: "r", Checkpoint: "green", Count: 1}},

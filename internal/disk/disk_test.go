@@ -246,6 +246,10 @@ func TestChainJSON(t *testing.T) {
 	if err != nil || !strings.Contains(string(alone), `"backing":null`) {
 		t.Errorf("layer alone: %s, %v", alone, err)
 	}
+	raw, err := ChainJSON(chain[:1], true)
+	if err != nil || !strings.Contains(string(raw), `"read-only":false`) || strings.Contains(string(raw), "backing") {
+		t.Errorf("raw layer alone: %s, %v", raw, err)
+	}
 	for name, bad := range map[string][]Layer{
 		"empty": nil, "raw above": {chain[1], chain[0]},
 		"relative": {{ID: "x", Path: "x", Format: Qcow2}}, "format": {{ID: "x", Path: "/x", Format: "vmdk"}},

@@ -57,3 +57,29 @@ func TestAllowSaysWhatToDo(t *testing.T) {
 		}
 	}
 }
+
+// A raw disk is known by its name, and has nothing that is kept of a running
+// machine; the default format leaves no trace in what is recorded.
+func TestDiskFormat(t *testing.T) {
+	plain, raw := machine.Spec{DiskFormat: machine.QcowDisk}, machine.Spec{DiskFormat: machine.RawDisk}
+	for _, s := range []*machine.Spec{&plain, &raw} {
+		if err := s.Complete(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if plain.DiskFormat != "" || plain.Raw() || plain.CheckLive("suspend", "web") != nil {
+		t.Errorf("plain: %+v, %v", plain, plain.CheckLive("suspend", "web"))
+	}
+	err := raw.CheckLive("suspend", "web")
+	if !raw.Raw() || !errdefs.Is(err, errdefs.Unsupported) || !strings.HasSuffix(err.Error(), "use: holdpoint checkpoint create web --kind disk --mode stopped") {
+		t.Errorf("raw: %+v, %v", raw, err)
+	}
+	for kind, s := range map[errdefs.Kind]machine.Spec{
+		errdefs.Invalid:     {DiskFormat: "vmdk"},
+		errdefs.Unsupported: {DiskFormat: machine.RawDisk, SuspendAfterMillis: 60_000},
+	} {
+		if err := s.Complete(); !errdefs.Is(err, kind) {
+			t.Errorf("%+v: %v, want %s", s, err, kind)
+		}
+	}
+}
