@@ -27,7 +27,7 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := func(change func(*holdpointv1.Spec)) *holdpointv1.Spec {
-		s := &holdpointv1.Spec{Network: "none", DiskFormat: "qcow2"}
+		s := &holdpointv1.Spec{Network: "internet", DiskFormat: "qcow2"}
 		change(s)
 		return s
 	}

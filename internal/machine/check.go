@@ -21,7 +21,7 @@ func (s *Spec) Complete() error {
 		s.CPUs = DefaultCPUs
 	}
 	if s.Network == "" {
-		s.Network = NetworkNone
+		s.Network = string(policy.Internet)
 	}
 	if s.DiskFormat == QcowDisk {
 		s.DiskFormat = ""

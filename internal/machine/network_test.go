@@ -15,6 +15,16 @@ func TestNetworkOfSpec(t *testing.T) {
 	if err := json.Unmarshal([]byte(`{"memory_bytes":536870912,"cpus":2,"disk_bytes":0,"network":"none"}`), &old); err != nil || old.Policy() != nil {
 		t.Errorf("%+v, %v", old.Policy(), err)
 	}
+	for stored, want := range map[string]bool{`{}`: false, `{"network":"open"}`: true} {
+		var s machine.Spec
+		if err := json.Unmarshal([]byte(stored), &s); err != nil || (s.Policy() != nil) != want {
+			t.Errorf("%s: %+v, %v", stored, s.Policy(), err)
+		}
+	}
+	var fresh machine.Spec
+	if err := fresh.Complete(); err != nil || fresh.Network != "internet" {
+		t.Errorf("a new machine: %q, %v", fresh.Network, err)
+	}
 	s := machine.Spec{Network: "internet", Allow: []string{"a.example:443"}, AllowHost: []int{80}}
 	if err := s.Complete(); err != nil {
 		t.Fatal(err)
@@ -27,7 +37,7 @@ func TestNetworkOfSpec(t *testing.T) {
 	if p := again.Policy(); err != nil || p == nil || p.Mode != "internet" || p.Allow[0] != "a.example:443" || p.AllowHost[0] != 80 {
 		t.Errorf("%s: %+v, %v", b, p, err)
 	}
-	for _, bad := range []machine.Spec{{Network: "bridge"}, {Allow: []string{"a"}}, {Network: "internet", Allow: []string{"10.0.0.1"}}} {
+	for _, bad := range []machine.Spec{{Network: "bridge"}, {Network: "none", Allow: []string{"a"}}, {Network: "internet", Allow: []string{"10.0.0.1"}}} {
 		if err := bad.Complete(); !errdefs.Is(err, errdefs.Invalid) {
 			t.Errorf("%+v: %v", bad, err)
 		}

@@ -28,6 +28,7 @@ type Spec struct {
 	// /run and /dev/shm; what is in them is in no disk checkpoint.
 	Tmpfs []string `json:"tmpfs,omitempty"`
 	// Network is a policy.Mode, Allow and AllowHost are the lists of the policy.
+	// A machine that was made without a setting, which is "", has no network.
 	Network   string   `json:"network"`
 	Allow     []string `json:"network_allow,omitempty"`
 	AllowHost []int    `json:"network_allow_host,omitempty"`

@@ -1158,8 +1158,8 @@ type Spec struct {
 	DiskBytes   int64                  `protobuf:"varint,3,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	OnBoot      string                 `protobuf:"bytes,4,opt,name=on_boot,json=onBoot,proto3" json:"on_boot,omitempty"`
 	Tmpfs       []string               `protobuf:"bytes,5,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
-	// none; internet: public addresses only; open: private ones, too. The host's
-	// own are in neither.
+	// none; internet, which is the default: public addresses only; open: private
+	// ones, too. The host's own are in neither.
 	Network string `protobuf:"bytes,6,opt,name=network,proto3" json:"network,omitempty"`
 	// An idle machine is suspended after this time; 0 never.
 	SuspendAfterMillis int64 `protobuf:"varint,7,opt,name=suspend_after_millis,json=suspendAfterMillis,proto3" json:"suspend_after_millis,omitempty"`

@@ -56,16 +56,18 @@ With --disk-format raw the disk is one file, copied from the image, that other t
 can read while the machine is stopped. It boots, and has stopped disk checkpoints
 only: there is no full checkpoint of it, no suspend, and no fork while it runs.
 
-With --network internet the machine resolves names and connects, by TCP and UDP, to
-public addresses; with open to private ones, too. Addresses of the host, loopback,
-link-local and metadata ones are refused in either, at once; with --allow-host PORT
-that port of the host's loopback is at host.holdpoint.internal. With --allow only
-what is listed can be reached, and only listed names are resolved. "logs --network"
-tells what was refused. The setting is a part of the machine and of its checkpoints.`,
+The machine resolves names and connects, by TCP and UDP, to public addresses; with
+--network open to private ones, too; with --network none it has no network device.
+Addresses of the host, loopback, link-local and metadata ones are always refused, at
+once; with --allow-host PORT that port of the host's loopback is at
+host.holdpoint.internal, such as a proxy that programs are told of by http_proxy.
+With --allow only what is listed can be reached, and only listed names are resolved.
+"logs --network" tells what was refused. The setting is a part of the machine and of
+its checkpoints.`,
 		Example: `  holdpoint run web --image debian --on-boot nginx
   holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G
   holdpoint run sleepy --image debian --suspend-after 10m
-  holdpoint run builder --image debian --network internet --allow deb.debian.org --allow pypi.org:443`,
+  holdpoint run builder --image debian --allow deb.debian.org --allow pypi.org:443`,
 		MaxArgs: 1, Effect: true, Cancels: true, Object: view.MachineDone{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
@@ -83,7 +85,7 @@ tells what was refused. The setting is a part of the machine and of its checkpoi
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
 	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
 	f.DurationVar(&o.suspendAfter, "suspend-after", 0, "suspend the machine when it was idle for this long, such as 10m (default never)")
-	f.StringVar(&o.network, "network", "none", "`MODE`: none, internet (public addresses) or open (private ones, too)")
+	f.StringVar(&o.network, "network", "internet", "`MODE`: none, internet (public addresses) or open (private ones, too)")
 	f.StringArrayVar(&o.allow, "allow", nil, "`HOST[:PORT]` that can be reached; with it, nothing else can; may be given again")
 	f.UintSliceVar(&o.allowHost, "allow-host", nil, "`PORT` of the host that can be reached, at host.holdpoint.internal; may be given again")
 	a.CompleteFlag(cmd, "image", a.ImageNames)
