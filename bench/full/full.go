@@ -60,7 +60,11 @@ func New(ctx context.Context, s *stage.Stage, t *table.Table, rounds int) (*Benc
 
 // machine runs a machine with the load in it. Its accelerator is known then.
 func (b *Bench) machine(ctx context.Context, name string, memory int64, inUse, dirty int) (*holdpointv1.Machine, talk.Load, error) {
-	m, _, err := b.stage.Machine(ctx, name, "debian", &holdpointv1.Spec{MemoryBytes: memory})
+	return b.machineOf(ctx, name, &holdpointv1.Spec{MemoryBytes: memory}, inUse, dirty)
+}
+
+func (b *Bench) machineOf(ctx context.Context, name string, spec *holdpointv1.Spec, inUse, dirty int) (*holdpointv1.Machine, talk.Load, error) {
+	m, _, err := b.stage.Machine(ctx, name, "debian", spec)
 	if err != nil {
 		return nil, talk.Load{}, err
 	}
@@ -95,6 +99,7 @@ func (b *Bench) peerConfig(ctx context.Context, m *holdpointv1.Machine) (peer.Co
 	return peer.Config{
 		Dir: dir, Image: img, Initramfs: initramfs, Capabilities: caps, Accelerator: m.GetAccelerator(),
 		MemoryBytes: m.GetSpec().GetMemoryBytes(), CPUs: int(m.GetSpec().GetCpus()),
+		NIC: m.GetSpec().GetNetwork() != "none",
 	}, err
 }
 

@@ -13,6 +13,8 @@
 //	disk MIB        writes so much to the disk each second from now on
 //	fill BYTES      fills as many bytes of memory with new random data
 //	speed BYTES     nanoseconds for a sequential write and for random reads of as many bytes
+//	pull BYTES ADDRESS, push BYTES ADDRESS
+//	                nanoseconds to get so much from a server outside, or to send it
 package main
 
 import (
@@ -226,6 +228,15 @@ func (l *load) answer(w io.Writer, words []string) error {
 			return err
 		}
 		text = fmt.Sprintf("ok %d %d", write.Nanoseconds(), read.Nanoseconds())
+	case "pull", "push":
+		letter := byte(letterPull)
+		if words[0] == "push" {
+			letter = letterPush
+		}
+		took, err := transfer(letter, argument, words[len(words)-1])
+		if text = fmt.Sprintf("ok %d", took.Nanoseconds()); err != nil {
+			text = "error: " + err.Error()
+		}
 	default:
 		text = "error: unknown command " + words[0]
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
+	"github.com/holdpoint/holdpoint/internal/network"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qmp"
@@ -46,7 +47,13 @@ type Config struct {
 	Accelerator  string
 	MemoryBytes  int64
 	CPUs         int
+	// NIC gives the guest a network device, on QEMU's own user network.
+	NIC bool
 }
+
+// HostAddress is what a guest on QEMU's own user network reaches the host's
+// loopback at.
+const HostAddress = "10.0.2.2"
 
 // Peer is a machine of QEMU's. Its life: New makes its disk; Boot or LoadVM
 // starts a process and End ends it, in turns; Close removes all.
@@ -103,6 +110,9 @@ func (p *Peer) arguments() []string {
 		"-kernel", p.cfg.Image.Kernel(), "-initrd", p.cfg.Initramfs,
 		"-append", p.cmdline() + " console=ttyS0 cryptomgr.notests rcupdate.rcu_expedited=1 panic=-1",
 	}
+	if p.cfg.NIC {
+		args = append(args, "-netdev", "user,id=network")
+	}
 	for _, d := range p.devices() {
 		args = append(args, "-device", d)
 	}
@@ -113,6 +123,7 @@ func (p *Peer) arguments() []string {
 func (p *Peer) devices() []string {
 	platform := argv.Platform(p.cfg.Capabilities, machine.RunConfig{
 		Accelerator: p.cfg.Accelerator, MemoryBytes: p.cfg.MemoryBytes, CPUs: p.cfg.CPUs,
+		NIC: p.cfg.NIC,
 	})
 	var devices []string
 	for _, d := range platform.Devices {
@@ -133,7 +144,11 @@ func (p *Peer) Boot(ctx context.Context) (Started, error) {
 	if err != nil {
 		return Started{}, err
 	}
-	return s, p.talking.Configure(ctx, &agentv1.ConfigureRequest{Hostname: "peer", MachineId: strings.Repeat("ab", 16)})
+	told := &agentv1.ConfigureRequest{Hostname: "peer", MachineId: strings.Repeat("ab", 16)}
+	if p.cfg.NIC {
+		told.Network = &agentv1.NetworkDevice{Mac: network.GuestMAC, Addresses: []string{"10.0.2.15/24"}, Gateways: []string{HostAddress}}
+	}
+	return s, p.talking.Configure(ctx, told)
 }
 
 // LoadVM starts a new process that goes on from a snapshot.

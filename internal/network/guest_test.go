@@ -36,6 +36,8 @@ type outside struct {
 	// servers are by protocol and address; others do not answer.
 	servers map[string]string
 	own     []string
+	// errs are what the host's kernel answers for others.
+	errs map[string]error
 	// dialed counts what was tried.
 	dialed map[string]int
 	dns    []netip.AddrPort
@@ -68,9 +70,12 @@ func (o *outside) IsHost(a netip.Addr) bool {
 
 func (o *outside) Dial(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error) {
 	o.mu.Lock()
-	at := o.servers[protocol+" "+to.String()]
+	at, errno := o.servers[protocol+" "+to.String()], o.errs[protocol+" "+to.String()]
 	o.dialed[protocol+" "+to.String()]++
 	o.mu.Unlock()
+	if errno != nil {
+		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", errno)}
+	}
 	if at == "" && protocol == policy.TCP && to.Port() == 81 {
 		<-ctx.Done() // a black hole
 		return nil, ctx.Err()

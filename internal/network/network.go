@@ -46,7 +46,7 @@ const (
 	udpIdle      = time.Minute // longer than a DNS client waits, as long as QUIC's usual idle time-out
 	maxTCP       = 4096
 	maxUDP       = 2048
-	maxHandshake = 1024
+	maxHandshake = maxTCP + 1024 // more than are let in, so that the others are told
 )
 
 // MTU is the largest IP packet on the link, in bytes, on both sides: large ones
@@ -86,11 +86,13 @@ type limits struct {
 	tcp, udp int
 	// idle is how long a flow stays without a datagram.
 	idle time.Duration
+	// dial is how long the other side of a connection may take to answer.
+	dial time.Duration
 }
 
 // New makes the network of a machine; nothing happens before Serve.
 func New(cfg Config) *Network {
-	n := &Network{cfg: cfg, refusals: newRefusals(), limits: limits{maxTCP, maxUDP, udpIdle}}
+	n := &Network{cfg: cfg, refusals: newRefusals(), limits: limits{maxTCP, maxUDP, udpIdle, dialTimeout}}
 	n.names = names.New(names.Config{
 		Rules: cfg.Rules, Host: cfg.Host, HostName: HostName,
 		Gateways: []netip.Addr{netip.MustParseAddr(Gateway4), netip.MustParseAddr(Gateway6)},
@@ -116,7 +118,7 @@ func (n *Network) Serve(ctx context.Context, conn net.Conn) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s := &session{Network: n, stack: st, ctx: ctx}
+	s := &session{Network: n, stack: st, ctx: ctx, syns: make(map[stack.TransportEndpointID]uint32)}
 	s.handle()
 	unwatch := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer unwatch()
@@ -157,20 +159,22 @@ type session struct {
 	mu       sync.Mutex
 	ended    bool
 	tcp, udp int
-	work     sync.WaitGroup
+	// syns has the sequence number of each connection that the guest begins.
+	syns map[stack.TransportEndpointID]uint32
+	work sync.WaitGroup
 }
 
-// enter counts work of the kind n up, unless there is too much of it or the
-// session has ended. Each true is followed by one leave.
-func (s *session) enter(n *int, most int) bool {
+// enter counts work of the kind n up, and says to how much, unless there is too
+// much of it or the session has ended. Each true is followed by one leave.
+func (s *session) enter(n *int, most int) (now int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended || *n >= most {
-		return false
+		return *n, false
 	}
 	*n++
 	s.work.Add(1)
-	return true
+	return *n, true
 }
 
 func (s *session) leave(n *int) {

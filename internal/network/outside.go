@@ -43,7 +43,7 @@ func (s *session) allowed(protocol string, id stack.TransportEndpointID) bool {
 
 // dial makes the connection outside that was allowed.
 func (s *session) dial(protocol string, to netip.AddrPort) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(s.ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(s.ctx, s.limits.dial)
 	defer cancel()
 	if !gateway(to.Addr()) {
 		return s.cfg.Host.Dial(ctx, protocol, to)

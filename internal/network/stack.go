@@ -63,7 +63,11 @@ func newStack(ep *channel.Endpoint) (*stack.Stack, error) {
 // handle makes the session take all connections of the guest's. What is neither a
 // connection's nor its beginning is answered with a reset by the stack.
 func (s *session) handle() {
-	s.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s.stack, 0, maxHandshake, s.forwardTCP).HandlePacket)
+	connections := tcp.NewForwarder(s.stack, fewRoom, maxHandshake, s.forwardTCP)
+	s.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, func(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+		s.noteSYN(id, pkt)
+		return connections.HandlePacket(id, pkt)
+	})
 	flows := udp.NewForwarder(s.stack, s.forwardUDP)
 	s.stack.SetTransportProtocolHandler(udp.ProtocolNumber, func(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 		// The stack answers with ICMP, port unreachable, to what is not taken.

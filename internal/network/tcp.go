@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
@@ -18,7 +19,29 @@ import (
 // the time, and a thousand of them are held; what fills it gets a larger one.
 const (
 	smallBuffer = 4 << 10
-	largeBuffer = 256 << 10
+	// A connection of many gets less memory than one of few: room is what it may
+	// have unread in each direction, in bytes. 4096 of them, all full, take 0.5 GiB.
+	fewTCP, fewRoom   = 32, 1 << 20
+	someTCP, someRoom = 256, 256 << 10
+	manyRoom          = 32 << 10
+)
+
+// room is that of the n-th connection that there is at the same time.
+func room(n int) int {
+	switch {
+	case n <= fewTCP:
+		return fewRoom
+	case n <= someTCP:
+		return someRoom
+	}
+	return manyRoom
+}
+
+// A side that has ended while the other one has not is asked, from time to time, whether
+// it is still there: the guest's kernel forgets such a connection after a minute.
+const (
+	keepIdle     = 2 * time.Minute
+	keepInterval = 75 * time.Second
 )
 
 // forwardTCP is called, in a goroutine of its own, for each connection that the
@@ -27,18 +50,20 @@ const (
 func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	to := destination(id)
+	seq, known := s.takeSYN(id)
 	if !s.allowed(policy.TCP, id) {
 		r.Complete(true)
 		return
 	}
-	if !s.enter(&s.tcp, s.limits.tcp) {
+	n, ok := s.enter(&s.tcp, s.limits.tcp)
+	if !ok {
 		s.refusals.add(policy.TCP, to.String(), policy.Limit)
 		r.Complete(true)
 		return
 	}
 	defer s.leave(&s.tcp)
 	if isDNS(to) {
-		if guest, ep := s.accept(r); guest != nil {
+		if guest, ep := s.accept(r, manyRoom); guest != nil {
 			defer context.AfterFunc(s.ctx, ep.Abort)()
 			s.names.ServeStream(s.ctx, guest)
 		}
@@ -46,31 +71,54 @@ func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 	}
 	outside, err := s.dial(policy.TCP, to)
 	if err != nil {
-		r.Complete(true)
+		why, unreachable := unreachableBy(err)
+		unreachable = unreachable && known && why != portUnreachable
+		// What nobody has answered is not answered: the guest asks again, and
+		// gives up when its own patience ends.
+		r.Complete(!unreachable && !isTimeout(err))
+		if unreachable {
+			s.tellUnreachable(tcp.ProtocolNumber, id, seq, why)
+		}
 		return
 	}
-	guest, ep := s.accept(r)
+	guest, ep := s.accept(r, room(n))
 	if guest == nil {
 		reset(outside)
 		return
 	}
-	relay(s.ctx, guest, ep, outside)
+	relay(s.ctx, guest, ep, outside, room(n)/4)
+}
+
+// isTimeout tells the silence of the other side.
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &n) && n.Timeout()
 }
 
 // accept shakes hands with the guest; nil if the guest does not.
-func (s *session) accept(r *tcp.ForwarderRequest) (*gonet.TCPConn, tcpip.Endpoint) {
+func (s *session) accept(r *tcp.ForwarderRequest, room int) (*gonet.TCPConn, tcpip.Endpoint) {
 	var queue waiter.Queue
 	ep, err := r.CreateEndpoint(&queue)
 	r.Complete(err != nil)
 	if err != nil {
 		return nil, nil
 	}
+	options := ep.SocketOptions()
+	options.SetReceiveBufferSize(int64(room), true)
+	options.SetSendBufferSize(int64(room), true)
 	return gonet.NewTCPConn(&queue, ep), ep
+}
+
+// keepAlive makes the guest's side end when the guest does not know it any more.
+func keepAlive(ep tcpip.Endpoint) {
+	idle, interval := tcpip.KeepaliveIdleOption(keepIdle), tcpip.KeepaliveIntervalOption(keepInterval)
+	_, _ = ep.SetSockOpt(&idle), ep.SetSockOpt(&interval) // both always can be
+	ep.SocketOptions().SetKeepAlive(true)
 }
 
 // relay carries both directions, each until its own end, and closes both sides. What
 // ends one side by an error ends the other by a reset.
-func relay(ctx context.Context, guest *gonet.TCPConn, ep tcpip.Endpoint, outside net.Conn) {
+func relay(ctx context.Context, guest *gonet.TCPConn, ep tcpip.Endpoint, outside net.Conn, largest int) {
 	abort := func() {
 		ep.Abort()
 		reset(outside)
@@ -79,11 +127,13 @@ func relay(ctx context.Context, guest *gonet.TCPConn, ep tcpip.Endpoint, outside
 	up := make(chan struct{})
 	go func() {
 		defer close(up)
-		if copyHalf(outside, guest) != nil {
+		if copyHalf(outside, guest, largest) != nil {
 			abort()
+		} else {
+			keepAlive(ep)
 		}
 	}()
-	if copyHalf(guest, outside) != nil {
+	if copyHalf(guest, outside, largest) != nil {
 		abort()
 	}
 	<-up
@@ -102,7 +152,7 @@ func reset(outside net.Conn) {
 }
 
 // copyHalf copies until src ends, and then ends that direction of dst.
-func copyHalf(dst io.Writer, src io.Reader) error {
+func copyHalf(dst io.Writer, src io.Reader, largest int) error {
 	buf := make([]byte, smallBuffer)
 	for {
 		n, err := src.Read(buf)
@@ -119,8 +169,8 @@ func copyHalf(dst io.Writer, src io.Reader) error {
 			return nil
 		case err != nil:
 			return err
-		case n == len(buf) && n < largeBuffer:
-			buf = make([]byte, min(4*n, largeBuffer))
+		case n == len(buf) && n < largest:
+			buf = make([]byte, min(4*n, largest))
 		}
 	}
 }

@@ -24,7 +24,7 @@ func (s *session) admitUDP(id stack.TransportEndpointID) bool {
 	if !s.allowed(policy.UDP, id) {
 		return false
 	}
-	if !s.enter(&s.udp, s.limits.udp) {
+	if _, ok := s.enter(&s.udp, s.limits.udp); !ok {
 		s.refusals.add(policy.UDP, destination(id).String(), policy.Limit)
 		return false
 	}
@@ -39,8 +39,8 @@ func (s *session) forwardUDP(r *udp.ForwarderRequest) {
 		s.leave(&s.udp)
 		return
 	}
-	f.ep = ep
-	to := destination(r.ID())
+	f.ep, f.id = ep, r.ID()
+	to := destination(f.id)
 	go func() {
 		defer s.leave(&s.udp)
 		defer ep.Close()
@@ -48,15 +48,19 @@ func (s *session) forwardUDP(r *udp.ForwarderRequest) {
 			f.serveNames()
 			return
 		}
-		if outside, err := s.dial(policy.UDP, to); err == nil {
-			f.relay(outside)
+		outside, err := s.dial(policy.UDP, to)
+		if err != nil {
+			f.lost(err)
+			return
 		}
+		f.relay(outside)
 	}()
 }
 
 // flow is what one port of the guest's sends to one destination.
 type flow struct {
 	*session
+	id    stack.TransportEndpointID
 	ep    tcpip.Endpoint
 	queue waiter.Queue
 }
@@ -89,7 +93,16 @@ func (f *flow) write(datagram []byte) {
 	_, _ = f.ep.Write(bytes.NewReader(datagram), tcpip.WriteOptions{})
 }
 
-// relay carries datagrams until none has passed for the idle limit.
+// lost tells the guest that its datagrams do not arrive, where that is the error.
+func (f *flow) lost(err error) (told bool) {
+	why, told := unreachableBy(err)
+	if told {
+		f.tellUnreachable(udp.ProtocolNumber, f.id, 0, why)
+	}
+	return told
+}
+
+// relay carries datagrams until none has passed for the idle limit, or none arrives.
 func (f *flow) relay(outside net.Conn) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	idle := time.AfterFunc(f.limits.idle, cancel)
@@ -98,10 +111,11 @@ func (f *flow) relay(outside net.Conn) {
 	var down sync.WaitGroup
 	down.Go(func() {
 		defer cancel()
-		_ = f.datagrams(outside, func(d []byte) {
+		err := f.datagrams(outside, func(d []byte) {
 			idle.Reset(f.limits.idle)
 			f.write(d)
 		})
+		f.lost(err)
 	})
 	for {
 		d, ok := f.read(ctx)
@@ -109,7 +123,9 @@ func (f *flow) relay(outside net.Conn) {
 			break
 		}
 		idle.Reset(f.limits.idle)
-		_, _ = outside.Write(d) // an error that lasts ends the reading, too
+		if _, err := outside.Write(d); err != nil && f.lost(err) {
+			break // another one, such as of a datagram that is too long, is about that one
+		}
 	}
 	cancel()
 	_ = outside.Close()

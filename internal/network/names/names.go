@@ -142,12 +142,20 @@ func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []by
 	if err != nil {
 		return reply(header, &q, dnsmessage.RCodeServerFailure)
 	}
-	answer, err = s.filter(answer, name)
+	filtered, err := s.filter(answer, name)
+	if err != nil && truncated(answer) {
+		m := message(header, &q, dnsmessage.RCodeSuccess)
+		m.Truncated = true // it is asked for again, by TCP
+		return packed(m)
+	}
 	if err != nil {
 		return reply(header, &q, dnsmessage.RCodeServerFailure)
 	}
-	return answer
+	return filtered
 }
+
+// truncated reports whether the message says that not all of it is there.
+func truncated(m []byte) bool { return len(m) >= headerBytes && m[2]&2 != 0 }
 
 // filter leaves out of an answer the addresses that may not be reached, and
 // pins the others to the name that was asked for, if it is a listed one.
@@ -179,6 +187,7 @@ func (s *Server) filter(answer []byte, name string) ([]byte, error) {
 	if refused {
 		s.cfg.Refused(name, policy.Rebinding)
 	}
+	m.Authorities = slices.DeleteFunc(m.Authorities, drop)
 	m.Additionals = slices.DeleteFunc(m.Additionals, drop)
 	if !refused {
 		return answer, nil
