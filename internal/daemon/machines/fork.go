@@ -256,6 +256,7 @@ func (s *Service) bear(ctx context.Context, w *operation.Work, r *holdpointv1.Fo
 	if released != nil {
 		s.Log.Warn("release a new machine", "machine", c.machine.Name, "error", released)
 	}
+	tellClosed(w, c.machine, made.ClosedSockets)
 	c.result.ReadyMs = admission.Milliseconds(time.Since(began))
 	c.result.Machine, err = s.View.Machine(ctx, made.Machine)
 	if c.result.GetMachine() != nil {

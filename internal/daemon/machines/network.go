@@ -10,9 +10,19 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
+
+// tellClosed tells of the connections that a machine which goes on from a
+// checkpoint has lost.
+func tellClosed(w *operation.Work, m catalog.Machine, closed int) {
+	if closed > 0 {
+		w.Note("machine %s: %d connections to the outside, which were open at the checkpoint, are closed", m.Name, closed)
+	}
+}
 
 // Network tells what the machine's network has refused.
 func (s *Service) Network(ctx context.Context, req *connect.Request[holdpointv1.GetMachineRequest]) (*connect.Response[holdpointv1.MachineNetwork], error) {

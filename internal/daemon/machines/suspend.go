@@ -212,8 +212,11 @@ func (s *Service) resume(ctx context.Context, w *operation.Work, m catalog.Machi
 		return fmt.Errorf("resume machine %s: %w, and restore it: holdpoint checkpoint ls %s", m.Name, err, m.Name)
 	}
 	defer s.Keeper.DecideEnd(m.ID)()
-	_, err = s.Restorer.Resume(ctx, restore.ResumeRequest{
+	begun, err := s.Restorer.Resume(ctx, restore.ResumeRequest{
 		Operation: w.ID(), Machine: m, Destination: s.Keeper, Host: s.Keeper, Enter: w.Enter, Note: w.Note,
 	})
+	if err == nil {
+		tellClosed(w, m, begun.ClosedSockets)
+	}
 	return err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
+	"github.com/holdpoint/holdpoint/internal/monitor/relay"
 	"github.com/holdpoint/holdpoint/internal/network"
 	"github.com/holdpoint/holdpoint/internal/network/host"
 	"github.com/holdpoint/holdpoint/internal/network/policy"
@@ -80,6 +81,35 @@ func (o *Outlet) Keep(ctx context.Context, run machine.Run, ready func(context.C
 		select {
 		case <-time.After(retry): // a pause between attempts that fail at once
 		case <-ctx.Done():
+		}
+	}
+}
+
+// inheritPatience is how long the network of an adopted run waits for its guest.
+const inheritPatience = 30 * time.Second
+
+// Inherit has the guest give up the connections that ended with another monitor, so
+// that they do not hang until it uses them. A guest that cannot be asked in time is let
+// out all the same.
+func (o *Outlet) Inherit(ctx context.Context, guest func(context.Context) (*relay.Conversation, error)) {
+	if o.network == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, inheritPatience)
+	defer cancel()
+	for {
+		conv, err := guest(ctx)
+		if err == nil {
+			_, err = conv.CloseOutside(ctx)
+		}
+		if err == nil {
+			return
+		}
+		select {
+		case <-time.After(retryMost): // a pause between attempts that fail at once
+		case <-ctx.Done():
+			o.log.Warn("the guest was not asked to give up its connections to the outside", "error", err)
+			return
 		}
 	}
 }

@@ -64,7 +64,7 @@ func (m *supervisor) launch(ctx context.Context) (machine.Run, error) {
 	}
 	p := run.Process()
 	m.mu.Lock()
-	m.run = run
+	m.run, m.adopted = run, false
 	m.mu.Unlock()
 	err = m.record(func(r *monitor.Record) { r.Process = &p })
 	if err == nil && !m.standby() {
@@ -110,7 +110,7 @@ func (m *supervisor) adopt(ctx context.Context) (machine.Run, error) {
 		return nil, err
 	}
 	m.mu.Lock()
-	m.run = run
+	m.run, m.adopted = run, true
 	m.mu.Unlock()
 	m.Log.Info("run adopted", "run", m.rec.RunID, "pid", m.rec.Process.PID, "phase", m.rec.Phase)
 	if err := m.settle(limited, run); err != nil && !machine.Ended(run) {

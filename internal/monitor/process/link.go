@@ -144,9 +144,13 @@ func (m *supervisor) introduce(ctx context.Context, conv *relay.Conversation) er
 // one that continues draws the same random numbers as others do.
 func (m *supervisor) awaitOutlet(ctx context.Context) error {
 	from := m.runConfig().Incoming
-	return m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
+	err := m.watch(ctx, func(st *monitorv1.StatusResponse) (bool, error) {
 		return !st.GetWaiting() && (from == nil || from.Unconfigured || m.cfg.AsIs || st.GetReady()), nil
 	})
+	if err == nil && m.adopted {
+		m.outlet.Inherit(ctx, m.conversation)
+	}
+	return err
 }
 
 // conversation is the one to send a request through. A guest that has been

@@ -104,6 +104,8 @@ type supervisor struct {
 	// trouble is why there is none, for people.
 	trouble  string
 	refusals relay.Refusals
+	// adopted says that the run was another monitor's.
+	adopted bool
 	// killed says that the run's end was ordered: a reboot does not follow.
 	killed bool
 	// attempt is the shutdown under way, nil for none.

@@ -57,6 +57,19 @@ func (c *Conversation) Continue(ctx context.Context, hostname, machineID string)
 	return resp.Msg.GetClosedSockets(), c.SetClock(ctx)
 }
 
+// CloseOutside makes a guest give up its sockets to the outside, which the
+// outside does not know any more, and returns how many those were.
+func (c *Conversation) CloseOutside(ctx context.Context) (closedSockets uint32, err error) {
+	ctx, cancel := context.WithTimeout(ctx, introduceTimeout)
+	defer cancel()
+	// Told nothing new, it only does what follows from going on.
+	resp, err := c.agent.Continue(ctx, connect.NewRequest(&agentv1.ContinueRequest{Entropy: entropy()}))
+	if err != nil {
+		return 0, fmt.Errorf("close the guest's sockets to the outside: %w", err)
+	}
+	return resp.Msg.GetClosedSockets(), nil
+}
+
 func entropy() []byte {
 	b := make([]byte, entropySize)
 	rand.Read(b) // never fails: crypto/rand ends the process instead
