@@ -24,8 +24,8 @@ import (
 // How much goes over the network at a time, and how much slower than QEMU's own
 // user network that may be.
 const (
-	networkRounds = 5
-	networkBytes  = 128 << 20
+	networkRounds = 7
+	networkBytes  = 32 << 20
 	networkRatio  = 0.7
 )
 
