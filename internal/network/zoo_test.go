@@ -55,6 +55,9 @@ func far() []string {
 	return all
 }
 
+// insideZoo tells a test that it runs in namespaces of its own.
+const insideZoo = "HOLDPOINT_TEST_ZOO"
+
 func ip(args string) error {
 	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 		return fmt.Errorf("ip %s: %w: %s", args, err, out)
@@ -67,8 +70,7 @@ func ip(args string) error {
 // came out there.
 func inZoo(t *testing.T) (arrived *atomic.Int64, ok bool) {
 	t.Helper()
-	const inside = "HOLDPOINT_TEST_ZOO"
-	if os.Getenv(inside) == "" {
+	if os.Getenv(insideZoo) == "" {
 		if os.Geteuid() != 0 {
 			t.Skip("only root can have network namespaces here")
 		}
@@ -76,7 +78,7 @@ func inZoo(t *testing.T) (arrived *atomic.Int64, ok bool) {
 			t.Skip("ip is not installed")
 		}
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=3m")
-		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.Env = append(os.Environ(), insideZoo+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNET}
 		out, err := cmd.CombinedOutput()
 		if err != nil {
