@@ -105,3 +105,19 @@ func TestContinue(t *testing.T) {
 		}
 	})
 }
+
+// TestCloseOutside: the guest is told nothing but to do so.
+func TestCloseOutside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &clocked{ahead: -time.Hour}
+		c.guest = newGuestOf(t, func(g *guest) handler { c.guest = g; return c })
+		conv := converse(t, c.guest)
+		defer conv.Close()
+		if sockets, err := conv.CloseOutside(context.Background()); err != nil || sockets != 2 || c.ahead != -time.Hour {
+			t.Errorf("%d sockets, %s ahead, %v", sockets, c.ahead, err)
+		}
+		if c.told.GetHostname() != "" || c.told.GetMachineId() != "" || c.told.GetUnixNano() != 0 {
+			t.Errorf("told %v", c.told)
+		}
+	})
+}
