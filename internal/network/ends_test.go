@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"runtime"
@@ -106,6 +107,57 @@ func TestConnectsAreLimited(t *testing.T) {
 	if r := n.Report(); r.Reasons[policy.Limit] != 20 {
 		t.Errorf("%+v", r)
 	}
+}
+
+// TestForgotten: a connection that the guest has closed and forgotten, and the server
+// has not, ends; one that the guest still listens to does not.
+func TestForgotten(t *testing.T) {
+	o := newOutside()
+	ended := make(chan struct{})
+	o.put("tcp", "1.1.1.1:80", listen(t, func(c *net.TCPConn) {
+		_, _ = io.Copy(io.Discard, c)                                           // to the guest's last word
+		for began := time.Now(); !isReset(c) && time.Since(began) < patience; { // nobody is told who has heard all
+			runtime.Gosched()
+		}
+		close(ended)
+	}))
+	done := make(chan struct{})
+	o.put("tcp", "1.1.1.1:443", listen(t, func(c *net.TCPConn) {
+		_, _ = io.Copy(io.Discard, c)
+		<-done
+		_, _ = io.WriteString(c, "at last")
+	}))
+	n := network(t, o, policy.Policy{Mode: policy.Internet})
+	n.limits.keep = 50 * time.Millisecond
+	g := newGuest(t)
+	forget := tcpip.TCPLingerTimeoutOption(100 * time.Millisecond)
+	if err := g.stack.SetTransportProtocolOption(tcp.ProtocolNumber, &forget); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.plug(n))
+	listens := g.dial("1.1.1.1:443")
+	_ = listens.CloseWrite()
+	_ = g.dial("1.1.1.1:80").Close()
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the forgotten connection stays")
+	}
+	close(done)
+	if b, err := io.ReadAll(listens); string(b) != "at last" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// isReset reports whether the connection was reset.
+func isReset(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var errno int
+	_ = raw.Control(func(fd uintptr) { errno, _ = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_ERROR) })
+	return errno != 0
 }
 
 // small bounds what the guest itself keeps of each connection.

@@ -43,6 +43,7 @@ const (
 	nic          = 1
 	sendQueue    = 4096 // frames; what does not fit is lost, as on any network
 	dialTimeout  = 30 * time.Second
+	keepIdle     = 2 * time.Minute
 	udpIdle      = time.Minute // longer than a DNS client waits, as long as QUIC's usual idle time-out
 	maxTCP       = 4096
 	maxUDP       = 2048
@@ -88,11 +89,14 @@ type limits struct {
 	idle time.Duration
 	// dial is how long the other side of a connection may take to answer.
 	dial time.Duration
+	// keep is how long a guest that has said its last word is not asked whether it
+	// still listens.
+	keep time.Duration
 }
 
 // New makes the network of a machine; nothing happens before Serve.
 func New(cfg Config) *Network {
-	n := &Network{cfg: cfg, refusals: newRefusals(), limits: limits{maxTCP, maxUDP, udpIdle, dialTimeout}}
+	n := &Network{cfg: cfg, refusals: newRefusals(), limits: limits{maxTCP, maxUDP, udpIdle, dialTimeout, keepIdle}}
 	n.names = names.New(names.Config{
 		Rules: cfg.Rules, Host: cfg.Host, HostName: HostName,
 		Gateways: []netip.Addr{netip.MustParseAddr(Gateway4), netip.MustParseAddr(Gateway6)},

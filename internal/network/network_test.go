@@ -251,7 +251,7 @@ func TestLimits(t *testing.T) {
 	o.put("tcp", "1.1.1.1:80", listen(t, echo))
 	o.put("udp", "1.1.1.1:80", listenUDP(t, same))
 	n := network(t, o, policy.Policy{Mode: policy.Internet})
-	n.limits = limits{tcp: 2, udp: 1, idle: time.Hour, dial: time.Minute}
+	n.limits = limits{tcp: 2, udp: 1, idle: time.Hour, dial: time.Minute, keep: time.Hour}
 	g := start(t, n)
 	first := g.dial("1.1.1.1:80")
 	g.dial("1.1.1.1:80")

@@ -37,12 +37,9 @@ func room(n int) int {
 	return manyRoom
 }
 
-// A side that has ended while the other one has not is asked, from time to time, whether
-// it is still there: the guest's kernel forgets such a connection after a minute.
-const (
-	keepIdle     = 2 * time.Minute
-	keepInterval = 75 * time.Second
-)
+// keepInterval lies between two questions to a guest that has said its last word and
+// does not answer.
+const keepInterval = 75 * time.Second
 
 // forwardTCP is called, in a goroutine of its own, for each connection that the
 // guest begins. The guest's is only accepted once the one outside is there, and
@@ -63,8 +60,8 @@ func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 	}
 	defer s.leave(&s.tcp)
 	if isDNS(to) {
-		if guest, ep := s.accept(r, manyRoom); guest != nil {
-			defer context.AfterFunc(s.ctx, ep.Abort)()
+		if guest := s.accept(r, manyRoom); guest != nil {
+			defer context.AfterFunc(s.ctx, guest.ep.Abort)()
 			s.names.ServeStream(s.ctx, guest)
 		}
 		return
@@ -81,12 +78,19 @@ func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 		}
 		return
 	}
-	guest, ep := s.accept(r, room(n))
+	guest := s.accept(r, room(n))
 	if guest == nil {
 		reset(outside)
 		return
 	}
-	relay(s.ctx, guest, ep, outside, room(n)/4)
+	s.relay(guest, outside, room(n)/4)
+}
+
+// guestConn is the guest's side of a connection.
+type guestConn struct {
+	*gonet.TCPConn
+	ep    tcpip.Endpoint
+	queue *waiter.Queue
 }
 
 // isTimeout tells the silence of the other side.
@@ -96,46 +100,57 @@ func isTimeout(err error) bool {
 }
 
 // accept shakes hands with the guest; nil if the guest does not.
-func (s *session) accept(r *tcp.ForwarderRequest, room int) (*gonet.TCPConn, tcpip.Endpoint) {
-	var queue waiter.Queue
-	ep, err := r.CreateEndpoint(&queue)
+func (s *session) accept(r *tcp.ForwarderRequest, room int) *guestConn {
+	queue := new(waiter.Queue)
+	ep, err := r.CreateEndpoint(queue)
 	r.Complete(err != nil)
 	if err != nil {
-		return nil, nil
+		return nil
 	}
 	options := ep.SocketOptions()
 	options.SetReceiveBufferSize(int64(room), true)
 	options.SetSendBufferSize(int64(room), true)
-	return gonet.NewTCPConn(&queue, ep), ep
+	return &guestConn{gonet.NewTCPConn(queue, ep), ep, queue}
 }
 
-// keepAlive makes the guest's side end when the guest does not know it any more.
-func keepAlive(ep tcpip.Endpoint) {
-	idle, interval := tcpip.KeepaliveIdleOption(keepIdle), tcpip.KeepaliveIntervalOption(keepInterval)
-	_, _ = ep.SetSockOpt(&idle), ep.SetSockOpt(&interval) // both always can be
-	ep.SocketOptions().SetKeepAlive(true)
+// gone is closed when a guest that has said its last word does not know the connection
+// any more: its kernel forgets one that nobody has open after a minute, silently.
+func (c *guestConn) gone(idle time.Duration) (gone <-chan struct{}, stop func()) {
+	entry, notify := waiter.NewChannelEntry(waiter.EventHUp | waiter.EventErr)
+	c.queue.EventRegister(&entry)
+	after, interval := tcpip.KeepaliveIdleOption(idle), tcpip.KeepaliveIntervalOption(keepInterval)
+	_, _ = c.ep.SetSockOpt(&after), c.ep.SetSockOpt(&interval) // both always can be
+	c.ep.SocketOptions().SetKeepAlive(true)
+	return notify, func() { c.queue.EventUnregister(&entry) }
 }
 
 // relay carries both directions, each until its own end, and closes both sides. What
 // ends one side by an error ends the other by a reset.
-func relay(ctx context.Context, guest *gonet.TCPConn, ep tcpip.Endpoint, outside net.Conn, largest int) {
+func (s *session) relay(guest *guestConn, outside net.Conn, largest int) {
 	abort := func() {
-		ep.Abort()
+		guest.ep.Abort()
 		reset(outside)
 	}
-	stop := context.AfterFunc(ctx, abort)
-	up := make(chan struct{})
+	stop := context.AfterFunc(s.ctx, abort)
+	up, down := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(up)
 		if copyHalf(outside, guest, largest) != nil {
 			abort()
-		} else {
-			keepAlive(ep)
+			return
+		}
+		gone, unwatch := guest.gone(s.limits.keep)
+		defer unwatch()
+		select {
+		case <-gone:
+			abort()
+		case <-down:
 		}
 	}()
 	if copyHalf(guest, outside, largest) != nil {
 		abort()
 	}
+	close(down)
 	<-up
 	if stop() {
 		_ = guest.Close()
