@@ -26,6 +26,10 @@ func TestRequests(t *testing.T) {
 	if err := writeFile(script, "echo hi\n"); err != nil {
 		t.Fatal(err)
 	}
+	recipe := filepath.Join(t.TempDir(), "web.recipe")
+	if err := writeFile(recipe, "size 2G\n"); err != nil {
+		t.Fatal(err)
+	}
 	spec := func(change func(*holdpointv1.Spec)) *holdpointv1.Spec {
 		s := &holdpointv1.Spec{Network: "internet", DiskFormat: "qcow2"}
 		change(s)
@@ -48,6 +52,12 @@ func TestRequests(t *testing.T) {
 			},
 		},
 		{"image import /a/disk.raw --name cloud", &holdpointv1.ImportImageRequest{RequestId: "r", Path: "/a/disk.raw", Name: "cloud"}},
+		{
+			"image import /a/redis.tar --name redis --tag redis:7 --size 2G",
+			&holdpointv1.ImportImageRequest{RequestId: "r", Path: "/a/redis.tar", Name: "redis", Tag: "redis:7", DiskBytes: 2 << 30},
+		},
+		{"image build " + recipe, &holdpointv1.BuildImageRequest{RequestId: "r", RecipeFile: recipe, Name: "web"}},
+		{"image build " + recipe + " --name other", &holdpointv1.BuildImageRequest{RequestId: "r", RecipeFile: recipe, Name: "other"}},
 		{"image rm debian", &holdpointv1.RemoveImageRequest{RequestId: "r", Image: "debian"}},
 		{"run --image debian", &holdpointv1.RunMachineRequest{RequestId: "r", Image: "debian", Spec: spec(func(*holdpointv1.Spec) {})}},
 		{
@@ -56,6 +66,7 @@ func TestRequests(t *testing.T) {
 				s.MemoryBytes, s.Cpus, s.DiskBytes, s.OnBoot, s.Tmpfs = 3<<29, 4, 16<<30, "nginx -g x", []string{"/a", "/b,c"}
 			})},
 		},
+		{"run --image debian --on-boot ''", &holdpointv1.RunMachineRequest{RequestId: "r", Image: "debian", NoOnBoot: true, Spec: spec(func(*holdpointv1.Spec) {})}},
 		{
 			"run web --image debian --boot --suspend-after 1m30s",
 			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Boot: true, Spec: spec(func(s *holdpointv1.Spec) {

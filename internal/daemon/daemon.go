@@ -39,6 +39,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/image/adopt"
 	"github.com/holdpoint/holdpoint/internal/memory"
 	"github.com/holdpoint/holdpoint/internal/restore"
 	"github.com/holdpoint/holdpoint/internal/undo"
@@ -51,8 +52,8 @@ type Host interface {
 	keeper.Booter
 	// BuildImage builds an image; see image.Build.
 	BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error)
-	// ImportImage makes an image of a disk; see image.Import.
-	ImportImage(ctx context.Context, cfg image.ImportConfig, progress func(image.Progress)) (image.Image, []string, error)
+	// ImportImage makes an image of what somebody else made; see adopt.Import.
+	ImportImage(ctx context.Context, cfg adopt.Config, progress func(image.Progress)) (image.Image, []string, error)
 	// Checks says what of the host works.
 	Checks(ctx context.Context) []Check
 }

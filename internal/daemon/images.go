@@ -16,6 +16,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/image/adopt"
+	"github.com/holdpoint/holdpoint/internal/image/recipe"
+	"github.com/holdpoint/holdpoint/internal/image/recipefile"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -38,14 +41,41 @@ func (d imageAPI) Build(ctx context.Context, req *connect.Request[holdpointv1.Bu
 		return nil, wire.Encode(err)
 	}
 	return d.desk.Begin(ctx, r.GetRequestId(), "image build", r, admission.BuildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		cfg := d.buildConfig()
-		cfg.Recipe, cfg.Packages, cfg.Script, cfg.DiskBytes = r.GetRecipe(), r.GetPackages(), r.GetScript(), r.GetDiskBytes()
+		cfg, err := d.orderOf(r)
+		if err != nil {
+			return nil, err
+		}
 		built, err := d.cfg.Host.BuildImage(ctx, cfg, progressOf(w))
 		if err != nil {
 			return nil, err
 		}
-		return d.recordImage(ctx, built, name, "built from the recipe "+built.Recipe)
+		from := "the recipe " + built.Recipe
+		if r.GetRecipeFile() != "" {
+			from = filepath.Base(r.GetRecipeFile())
+		}
+		return d.recordImage(ctx, built, name, "built from "+from)
 	})
+}
+
+// orderOf says what to build: what the request says, or a file.
+func (d imageAPI) orderOf(r *holdpointv1.BuildImageRequest) (image.BuildConfig, error) {
+	cfg := d.buildConfig()
+	if r.GetRecipeFile() == "" {
+		cfg.Recipe, cfg.Packages, cfg.Script, cfg.DiskBytes = r.GetRecipe(), r.GetPackages(), r.GetScript(), r.GetDiskBytes()
+		return cfg, nil
+	}
+	if !filepath.IsAbs(r.GetRecipeFile()) || r.GetRecipe()+r.GetScript() != "" || len(r.GetPackages()) > 0 || r.GetDiskBytes() != 0 {
+		return cfg, errdefs.New(errdefs.Invalid, "build image: a recipe file %q is given by its absolute path, and says all but the name", r.GetRecipeFile())
+	}
+	order, err := recipefile.Read(r.GetRecipeFile())
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Packages, cfg.User, cfg.Script, cfg.DiskBytes = order.Packages, order.User, order.Script, order.DiskBytes
+	if order.Files != nil {
+		cfg.Files = order.Files
+	}
+	return cfg, nil
 }
 
 // progressOf shows an image's progress as that of its operation.
@@ -67,9 +97,13 @@ func (d imageAPI) Import(ctx context.Context, req *connect.Request[holdpointv1.I
 		return nil, wire.Encode(err)
 	}
 	return d.desk.Begin(ctx, r.GetRequestId(), "image import", r, admission.BuildDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		made, notes, err := d.cfg.Host.ImportImage(ctx, image.ImportConfig{
+		from, err := d.kernelSource(ctx)
+		if err != nil {
+			return nil, err
+		}
+		made, notes, err := d.cfg.Host.ImportImage(ctx, adopt.Config{
 			FS: d.cfg.Files, ImagesDir: d.cfg.Home.Images(), Path: r.GetPath(), Kernel: r.GetKernel(), Initrd: r.GetInitrd(),
-			SHA256: r.GetSha256(), Partition: int(r.GetPartition()),
+			KernelFrom: from, SHA256: r.GetSha256(), Partition: int(r.GetPartition()), Tag: r.GetTag(), DiskBytes: r.GetDiskBytes(),
 		}, progressOf(w))
 		if err != nil {
 			return nil, err
@@ -84,6 +118,16 @@ func (d imageAPI) Import(ctx context.Context, req *connect.Request[holdpointv1.I
 		}
 		return d.recordImage(ctx, made, r.GetName(), "imported from "+filepath.Base(r.GetPath()))
 	})
+}
+
+// kernelSource is the folder of the image whose kernel container images get; empty
+// where it was not built yet.
+func (d imageAPI) kernelSource(ctx context.Context) (string, error) {
+	i, err := d.catalog.ResolveImage(ctx, recipe.Name)
+	if errdefs.Is(err, errdefs.NotFound) || err == nil && i.Name != recipe.Name {
+		return "", nil
+	}
+	return filepath.Join(d.cfg.Home.Images(), i.BuildID), err
 }
 
 func (d imageAPI) recordImage(ctx context.Context, built image.Image, name, description string) (*holdpointv1.OperationResult, error) {
@@ -125,7 +169,13 @@ func (d imageAPI) Get(ctx context.Context, req *connect.Request[holdpointv1.GetI
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
-	return connect.NewResponse(view.Image(i)), nil
+	made, err := image.Open(filepath.Join(d.cfg.Home.Images(), i.BuildID))
+	if err != nil {
+		d.cfg.Log.Warn("open an image", "image", i.BuildID, "error", err) // the catalog knows the rest
+	}
+	shown := view.Image(i)
+	shown.User, shown.Env, shown.WorkingDir, shown.Command = made.Defaults.User, made.Defaults.Env, made.Defaults.WorkingDir, made.Defaults.Command
+	return connect.NewResponse(shown), nil
 }
 
 // Remove forgets an image and removes its files.

@@ -12,6 +12,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
 
@@ -44,6 +45,11 @@ type BuildConfig struct {
 	Script string
 	// DiskBytes is the size of the root disk, whole MiB; 0 for DefaultDisk.
 	DiskBytes int64
+	// Files are put into the tree before the script runs; nil for none.
+	Files recipe.Files
+	// User is created, and is whom the programs of the image's machines run as;
+	// empty for root.
+	User string
 	// Fresh builds from packages even if the same were installed for a build
 	// of the last days.
 	Fresh bool
@@ -99,14 +105,13 @@ func Build(ctx context.Context, cfg BuildConfig, progress func(Progress)) (Image
 	if err := recipe.Missing(recipe.Requirements(ctx)); err != nil {
 		return Image{}, fmt.Errorf("build image: %w", err)
 	}
-	debian, err := recipe.NewDebian(ctx, cfg.Packages, cfg.Script)
+	debian, err := recipe.NewDebian(ctx, recipe.Additions{Packages: cfg.Packages, User: cfg.User, Files: cfg.Files, Script: cfg.Script})
 	if err != nil {
 		return Image{}, fmt.Errorf("build image: %w", err)
 	}
 	b := build{cfg: cfg, recipe: debian, store: cfg.store(), progress: progress}
 	b.manifest = Manifest{
-		Version: manifestVersion, Architecture: Architecture, Recipe: cfg.Recipe,
-		Packages: debian.Packages(), ScriptSHA256: debian.ScriptSHA256(), DiskBytes: cfg.DiskBytes,
+		Recipe: cfg.Recipe, Packages: debian.Packages(), ScriptSHA256: debian.ScriptSHA256(), DiskBytes: cfg.DiskBytes,
 	}
 	// A build takes much memory, a daemon between builds little.
 	defer debug.FreeOSMemory()
@@ -126,7 +131,7 @@ type build struct {
 	progress func(Progress)
 
 	log   *recipe.Log
-	stage *stage
+	stage *Stage
 }
 
 // run makes the folder step by step: the tree (from the cache, or by the
@@ -146,13 +151,13 @@ func (b *build) run(ctx context.Context) (Image, error) {
 	}
 	var stack undo.Stack
 	defer stack.Run()
-	if b.stage, err = newStage(b.cfg.FS, b.cfg.ImagesDir, b.manifest, &stack); err != nil {
+	if b.stage, err = NewStage(b.cfg.FS, b.cfg.ImagesDir, b.manifest, &stack); err != nil {
 		return Image{}, err
 	}
 	if err := b.fill(ctx); err != nil {
 		return Image{}, err
 	}
-	img, err := b.stage.publish(ctx)
+	img, err := b.stage.Publish(ctx)
 	if err != nil {
 		return Image{}, err
 	}
@@ -193,7 +198,11 @@ func (b *build) fill(ctx context.Context) error {
 		return err
 	}
 	b.report("computing digests", 0, 0)
-	return b.stage.fill(ctx, made.version, made.kernel, made.inOrder())
+	boot, err := NewBoot(made.version, made.kernel, made.inOrder())
+	if err != nil {
+		return err
+	}
+	return b.stage.Fill(ctx, boot, defaults.Defaults{User: b.cfg.User})
 }
 
 // Requirements finds out what of what building and booting images wants is

@@ -114,7 +114,7 @@ func testConfig(t *testing.T) BuildConfig {
 func fakeBuild(cfg BuildConfig, r recipe.Recipe) *build {
 	cfg = cfg.withDefaults()
 	return &build{cfg: cfg, recipe: r, store: cfg.store(), manifest: Manifest{
-		Version: manifestVersion, Architecture: Architecture, Recipe: recipe.Name,
+		Version: plainVersion, Architecture: Architecture, Recipe: recipe.Name,
 		Packages: []string{"nginx"}, DiskBytes: cfg.DiskBytes,
 	}}
 }
@@ -124,7 +124,7 @@ func fakeBuild(cfg BuildConfig, r recipe.Recipe) *build {
 func testImage(t *testing.T) Image {
 	t.Helper()
 	m := Manifest{
-		Version: manifestVersion, Architecture: Architecture, Recipe: recipe.Name, Packages: []string{"nginx"},
+		Version: plainVersion, Architecture: Architecture, Recipe: recipe.Name, Packages: []string{"nginx"},
 		KernelVersion: "6.1.0-test", CreatedAt: time.Unix(1700000000, 0).UTC(), DiskBytes: 1 << 20,
 	}
 	dir := t.TempDir()

@@ -1,4 +1,4 @@
-// Package image builds, imports, opens, verifies and removes what machines start
+// Package image builds, opens, verifies and removes what machines start
 // from: a folder with a kernel, an initramfs and a root disk, identified by its
 // build id. It knows folders only: which name means which build id, and who
 // still needs an image, is the catalog's.
@@ -32,7 +32,7 @@ const (
 	verifiedFile = "verified.json"
 )
 
-// Image is one image in its folder. Its life: Build or Import makes it under a
+// Image is one image in its folder. Its life: Build, or package adopt, makes it under a
 // temporary name and renames it to the build id; from then on nothing in it
 // changes, Open reads its manifest, Check compares the files with it before
 // every boot, BootInitramfs makes what a boot needs besides, and Remove ends it.

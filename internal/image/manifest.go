@@ -15,10 +15,15 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 )
 
-// manifestVersion is the one version of the manifest there is.
-const manifestVersion = 1
+// The versions of the manifest: the second one has defaults, and is written where
+// there are any.
+const (
+	plainVersion    = 1
+	defaultsVersion = 2
+)
 
 // maxManifest is the longest manifest that is read, in bytes; a real one is
 // about 1 KiB.
@@ -47,6 +52,8 @@ type Manifest struct {
 	Initramfs Asset `json:"initramfs"`
 	// Root's digest is the disk digest, see sparse.Digest.
 	Root Asset `json:"root"`
+	// Defaults are for the programs of the image's machines.
+	Defaults defaults.Defaults `json:"defaults,omitzero"`
 }
 
 // Asset is one file of an image.
@@ -65,19 +72,24 @@ var (
 // buildID computes the identity of an image: the first 32 hexadecimal digits
 // of the sha256 of these lines, each ended by a line feed:
 //
-//	holdpoint image 1
+//	holdpoint image <version>
 //	architecture <architecture>
 //	kernel <size> <sha256>
 //	initramfs <size> <sha256>
 //	root <size> <disk digest>
+//	defaults <sha256>
 //
-// Sizes are decimal. It says what a machine boots from, not how that was made:
-// the other fields of the manifest are not in it.
+// Sizes are decimal; the last line is there in version 2. It says what a machine
+// boots from and runs with, not how that was made: the other fields of the
+// manifest are not in it.
 func (m Manifest) buildID() string {
 	h := sha256.New()
-	fmt.Fprintf(h, "holdpoint image %d\narchitecture %s\n", manifestVersion, m.Architecture)
+	fmt.Fprintf(h, "holdpoint image %d\narchitecture %s\n", m.Version, m.Architecture)
 	for _, a := range m.assets() {
 		fmt.Fprintf(h, "%s %d %s\n", a.noun, a.Size, a.SHA256)
+	}
+	if m.Version >= defaultsVersion {
+		fmt.Fprintf(h, "defaults %s\n", m.Defaults.Digest())
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
@@ -108,8 +120,8 @@ func parseManifest(data []byte) (Manifest, error) {
 	if err := json.Unmarshal(data, &head); err != nil {
 		return Manifest{}, errdefs.New(errdefs.Invalid, "manifest: %w; remove the image and build it again", err)
 	}
-	if head.Version != manifestVersion {
-		return Manifest{}, errdefs.New(errdefs.Incompatible, "manifest: version %d is not known to this holdpoint, which knows %d; upgrade holdpoint", head.Version, manifestVersion)
+	if head.Version < plainVersion || head.Version > defaultsVersion {
+		return Manifest{}, errdefs.New(errdefs.Incompatible, "manifest: version %d is not known to this holdpoint, which knows %d; upgrade holdpoint", head.Version, defaultsVersion)
 	}
 	var m Manifest
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -136,10 +148,12 @@ func (m Manifest) check() error {
 		return errors.New("the disk's two sizes differ")
 	case len(m.Packages) > recipe.MaxPackages:
 		return fmt.Errorf("it names more than %d packages", recipe.MaxPackages)
+	case m.Version == plainVersion && !m.Defaults.IsZero():
+		return errors.New("its version has no defaults")
 	case m.ScriptSHA256 != "" && !digestPattern.MatchString(m.ScriptSHA256):
 		return errors.New("the script's digest is none")
 	}
-	return nil
+	return m.Defaults.Check()
 }
 
 func (m Manifest) encode() ([]byte, error) {

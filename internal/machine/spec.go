@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/network/policy"
 )
 
@@ -22,8 +23,11 @@ type Spec struct {
 	DiskBytes int64 `json:"disk_bytes"`
 	// DiskFormat is RawDisk, or empty for a chain of qcow2 layers over the image.
 	DiskFormat string `json:"disk_format,omitempty"`
-	// OnBoot is run by /bin/sh -c in the guest at every boot; empty for none.
+	// OnBoot is run by /bin/sh -c in the guest at every boot; empty for none. Where
+	// Defaults have a command it is that one, for people, and runs without a shell.
 	OnBoot string `json:"on_boot,omitempty"`
+	// Defaults are the image's.
+	Defaults defaults.Defaults `json:"defaults,omitzero"`
 	// Tmpfs are absolute guest paths that are memory file systems besides
 	// /run and /dev/shm; what is in them is in no disk checkpoint.
 	Tmpfs []string `json:"tmpfs,omitempty"`

@@ -49,7 +49,7 @@ func (c *Client) Activate(ctx context.Context, a Activation) error {
 	_, err := c.monitor.Activate(ctx, connect.NewRequest(&monitorv1.ActivateRequest{
 		MachineId: a.MachineID, MachineName: a.MachineName,
 		Hostname: a.Guest.Hostname, GuestMachineId: a.Guest.MachineID, OnBoot: a.Guest.OnBoot, Tmpfs: a.Guest.Tmpfs,
-		Kernel: a.Kernel, Initramfs: a.Initramfs, Cmdline: a.Cmdline,
+		Kernel: a.Kernel, Initramfs: a.Initramfs, Cmdline: a.Cmdline, Defaults: a.Guest.Defaults.Message(),
 	}))
 	return c.decode(ctx, err)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/network/policy"
 )
 
@@ -69,11 +70,17 @@ type Guest struct {
 	MachineID string   `json:"machine_id"`
 	OnBoot    string   `json:"on_boot,omitempty"`
 	Tmpfs     []string `json:"tmpfs,omitempty"`
+	// Defaults say how OnBoot runs, or what else does.
+	Defaults defaults.Defaults `json:"defaults,omitzero"`
 }
 
 // Told is the guest's part of it, without the clock and entropy.
 func (g Guest) Told() *agentv1.ConfigureRequest {
-	return &agentv1.ConfigureRequest{Hostname: g.Hostname, MachineId: g.MachineID, OnBoot: g.OnBoot, Tmpfs: g.Tmpfs}
+	m := &agentv1.ConfigureRequest{Hostname: g.Hostname, MachineId: g.MachineID, OnBoot: g.OnBoot, Tmpfs: g.Tmpfs}
+	if !g.Defaults.IsZero() {
+		m.OnBoot, m.OnBootCommand = "", g.Defaults.OnBoot(g.OnBoot)
+	}
+	return m
 }
 
 // Activation says whose a waiting run is, and what reboots of its guest boot.

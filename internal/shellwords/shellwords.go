@@ -13,6 +13,9 @@ const loginShell = `[ -x "${SHELL:-}" ] && exec "$SHELL" -l; command -v bash >/d
 // LoginShell is the command that the verb shell runs in a machine.
 func LoginShell() []string { return []string{"sh", "-c", loginShell} }
 
+// Shell is LoginShell, but for the login: it keeps the environment it is given.
+func Shell() []string { return []string{"sh", "-c", strings.ReplaceAll(loginShell, " -l", "")} }
+
 // IsLoginShell reports whether argv is that of LoginShell.
 func IsLoginShell(argv []string) bool { return slices.Equal(argv, LoginShell()) }
 

@@ -15,7 +15,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/image/adopt"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
 )
@@ -52,14 +54,14 @@ func (fakeHost) Merge(_ context.Context, job disk.Merge) error {
 
 // BuildImage writes an image as cmdImage does.
 func (h fakeHost) BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error) {
-	if cfg.Recipe != "debian" {
+	if cfg.Recipe != "debian" && cfg.Recipe != "" {
 		return image.Image{}, errdefs.New(errdefs.Invalid, "image recipe %q: debian is the only one", cfg.Recipe)
 	}
 	progress(image.Progress{Phase: "installing packages", Done: 1, Total: 2})
 	if err := awaitGone(ctx, filepath.Join(h.faults, "build-waits")); err != nil {
 		return image.Image{}, err
 	}
-	m, err := writeImage(cfg.ImagesDir, "debian", image.Architecture)
+	m, err := writeImage(cfg.ImagesDir, strings.Join(append([]string{"debian"}, cfg.Packages...), " "), image.Architecture, defaults.Defaults{User: cfg.User})
 	if err != nil {
 		return image.Image{}, err
 	}
@@ -67,8 +69,9 @@ func (h fakeHost) BuildImage(ctx context.Context, cfg image.BuildConfig, progres
 }
 
 // ImportImage takes a file of one line, which says what the image is, for a
-// disk.
-func (h fakeHost) ImportImage(ctx context.Context, cfg image.ImportConfig, progress func(image.Progress)) (image.Image, []string, error) {
+// disk; words after a # are the command of its machines, in a folder and with an
+// environment of their own.
+func (h fakeHost) ImportImage(ctx context.Context, cfg adopt.Config, progress func(image.Progress)) (image.Image, []string, error) {
 	line, err := os.ReadFile(cfg.Path)
 	if err != nil {
 		return image.Image{}, nil, errdefs.New(errdefs.NotFound, "%w", err)
@@ -80,12 +83,17 @@ func (h fakeHost) ImportImage(ctx context.Context, cfg image.ImportConfig, progr
 	if err := awaitGone(ctx, filepath.Join(h.faults, "build-waits")); err != nil {
 		return image.Image{}, nil, err
 	}
-	m, err := writeImage(cfg.ImagesDir, strings.TrimSpace(string(line)), image.Architecture)
+	what, command, container := strings.Cut(strings.TrimSpace(string(line)), "#")
+	var d defaults.Defaults
+	if container {
+		d = defaults.Defaults{Env: []string{"MADE=here"}, WorkingDir: "/tmp", Command: strings.Fields(command)}
+	}
+	m, err := writeImage(cfg.ImagesDir, what, image.Architecture, d)
 	if err != nil {
 		return image.Image{}, nil, err
 	}
 	img, err := image.Open(filepath.Join(cfg.ImagesDir, m.BuildID))
-	return img, []string{fmt.Sprintf("kernel %q, initrd %q, partition %d", cfg.Kernel, cfg.Initrd, cfg.Partition)}, err
+	return img, []string{fmt.Sprintf("kernel %q, initrd %q, partition %d, tag %q, size %d", cfg.Kernel, cfg.Initrd, cfg.Partition, cfg.Tag, cfg.DiskBytes)}, err
 }
 
 // Checks finds nothing wrong.

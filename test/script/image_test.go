@@ -15,6 +15,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
 	"github.com/holdpoint/holdpoint/test/session"
 )
@@ -41,7 +42,7 @@ func putImage(s *session.Session, name, arch string) error {
 	if err := h.Create(); err != nil {
 		return err
 	}
-	m, err := writeImage(h.Images(), name, arch)
+	m, err := writeImage(h.Images(), name, arch, defaults.Defaults{})
 	if err != nil {
 		return err
 	}
@@ -52,10 +53,13 @@ func putImage(s *session.Session, name, arch string) error {
 }
 
 // writeImage puts an image into the folder of images.
-func writeImage(images, name, arch string) (image.Manifest, error) {
+func writeImage(images, name, arch string, d defaults.Defaults) (image.Manifest, error) {
 	m := image.Manifest{
 		Version: 1, Architecture: arch, Recipe: "debian", Packages: []string{"nginx"},
-		KernelVersion: "6.1.0-fake", CreatedAt: time.Now().UTC(), DiskBytes: imageBytes,
+		KernelVersion: "6.1.0-fake", CreatedAt: time.Now().UTC(), DiskBytes: imageBytes, Defaults: d,
+	}
+	if !d.IsZero() {
+		m.Version = 2
 	}
 	tmp, err := os.MkdirTemp(filepath.Dir(images), "image")
 	if err != nil {
@@ -92,12 +96,19 @@ func writeImage(images, name, arch string) (image.Manifest, error) {
 	}
 	m.Root.Size = imageBytes
 	ids := sha256.New()
-	fmt.Fprintf(ids, "holdpoint image 1\narchitecture %s\n", arch)
+	fmt.Fprintf(ids, "holdpoint image %d\narchitecture %s\n", m.Version, arch)
 	for _, a := range []struct {
 		noun string
 		image.Asset
 	}{{"kernel", m.Kernel}, {"initramfs", m.Initramfs}, {"root", m.Root}} {
 		fmt.Fprintf(ids, "%s %d %s\n", a.noun, a.Size, a.SHA256)
+	}
+	if !d.IsZero() {
+		said, err := json.Marshal(d)
+		if err != nil {
+			return m, err
+		}
+		fmt.Fprintf(ids, "defaults %x\n", sha256.Sum256(said))
 	}
 	m.BuildID = hex.EncodeToString(ids.Sum(nil)[:16])
 	data, err := json.Marshal(m)

@@ -146,7 +146,7 @@ type ConfigureRequest struct {
 	Hostname string                 `protobuf:"bytes,1,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	// 32 lower-case hexadecimal digits, written to /etc/machine-id.
 	MachineId string `protobuf:"bytes,2,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
-	// Run by /bin/sh -c at every boot; empty for none.
+	// Run by root's /bin/sh -c at every boot; empty for none, or where on_boot_command is.
 	OnBoot string `protobuf:"bytes,3,opt,name=on_boot,json=onBoot,proto3" json:"on_boot,omitempty"`
 	// Absolute paths that become memory file systems, besides /run and /dev/shm.
 	Tmpfs []string `protobuf:"bytes,4,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
@@ -155,7 +155,9 @@ type ConfigureRequest struct {
 	// Fresh entropy from the host for the kernel's pool; may be empty.
 	Entropy []byte `protobuf:"bytes,6,opt,name=entropy,proto3" json:"entropy,omitempty"`
 	// The guest's network device; absent where it has none.
-	Network       *NetworkDevice `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
+	Network *NetworkDevice `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`
+	// Run at every boot instead of on_boot; only argv, env, cwd and user of it count.
+	OnBootCommand *ExecStart `protobuf:"bytes,8,opt,name=on_boot_command,json=onBootCommand,proto3" json:"on_boot_command,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -235,6 +237,13 @@ func (x *ConfigureRequest) GetEntropy() []byte {
 func (x *ConfigureRequest) GetNetwork() *NetworkDevice {
 	if x != nil {
 		return x.Network
+	}
+	return nil
+}
+
+func (x *ConfigureRequest) GetOnBootCommand() *ExecStart {
+	if x != nil {
+		return x.OnBootCommand
 	}
 	return nil
 }
@@ -2195,7 +2204,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"configured\x18\x04 \x01(\bR\n" +
 	"configured\x12\x1f\n" +
 	"\vuptime_nano\x18\x05 \x01(\x03R\n" +
-	"uptimeNano\"\xf0\x01\n" +
+	"uptimeNano\"\xb7\x02\n" +
 	"\x10ConfigureRequest\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x1d\n" +
 	"\n" +
@@ -2204,7 +2213,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x05tmpfs\x18\x04 \x03(\tR\x05tmpfs\x12\x1b\n" +
 	"\tunix_nano\x18\x05 \x01(\x03R\bunixNano\x12\x18\n" +
 	"\aentropy\x18\x06 \x01(\fR\aentropy\x12;\n" +
-	"\anetwork\x18\a \x01(\v2!.holdpoint.agent.v1.NetworkDeviceR\anetwork\"\x13\n" +
+	"\anetwork\x18\a \x01(\v2!.holdpoint.agent.v1.NetworkDeviceR\anetwork\x12E\n" +
+	"\x0fon_boot_command\x18\b \x01(\v2\x1d.holdpoint.agent.v1.ExecStartR\ronBootCommand\"\x13\n" +
 	"\x11ConfigureResponse\"\x8f\x01\n" +
 	"\rNetworkDevice\x12\x10\n" +
 	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x10\n" +
@@ -2386,47 +2396,48 @@ var file_agent_v1_agent_proto_goTypes = []any{
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	4,  // 0: holdpoint.agent.v1.ConfigureRequest.network:type_name -> holdpoint.agent.v1.NetworkDevice
-	11, // 1: holdpoint.agent.v1.ExecRequest.start:type_name -> holdpoint.agent.v1.ExecStart
-	12, // 2: holdpoint.agent.v1.ExecRequest.attach:type_name -> holdpoint.agent.v1.ExecAttach
-	10, // 3: holdpoint.agent.v1.ExecRequest.stdin_end:type_name -> holdpoint.agent.v1.StdinEnd
-	13, // 4: holdpoint.agent.v1.ExecRequest.resize:type_name -> holdpoint.agent.v1.WindowSize
-	13, // 5: holdpoint.agent.v1.ExecStart.size:type_name -> holdpoint.agent.v1.WindowSize
-	13, // 6: holdpoint.agent.v1.ExecAttach.size:type_name -> holdpoint.agent.v1.WindowSize
-	15, // 7: holdpoint.agent.v1.ExecResponse.started:type_name -> holdpoint.agent.v1.ExecStarted
-	16, // 8: holdpoint.agent.v1.ExecResponse.exit:type_name -> holdpoint.agent.v1.ExecExit
-	19, // 9: holdpoint.agent.v1.ListCommandsResponse.commands:type_name -> holdpoint.agent.v1.Command
-	21, // 10: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
-	26, // 11: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
-	26, // 12: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
-	30, // 13: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
-	31, // 14: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
-	0,  // 15: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
-	2,  // 16: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
-	5,  // 17: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
-	7,  // 18: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
-	9,  // 19: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
-	17, // 20: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
-	20, // 21: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
-	23, // 22: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
-	25, // 23: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
-	28, // 24: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
-	32, // 25: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
-	1,  // 26: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
-	3,  // 27: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
-	6,  // 28: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
-	8,  // 29: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
-	14, // 30: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
-	18, // 31: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	22, // 32: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	24, // 33: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	27, // 34: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
-	29, // 35: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	33, // 36: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
-	26, // [26:37] is the sub-list for method output_type
-	15, // [15:26] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	11, // 1: holdpoint.agent.v1.ConfigureRequest.on_boot_command:type_name -> holdpoint.agent.v1.ExecStart
+	11, // 2: holdpoint.agent.v1.ExecRequest.start:type_name -> holdpoint.agent.v1.ExecStart
+	12, // 3: holdpoint.agent.v1.ExecRequest.attach:type_name -> holdpoint.agent.v1.ExecAttach
+	10, // 4: holdpoint.agent.v1.ExecRequest.stdin_end:type_name -> holdpoint.agent.v1.StdinEnd
+	13, // 5: holdpoint.agent.v1.ExecRequest.resize:type_name -> holdpoint.agent.v1.WindowSize
+	13, // 6: holdpoint.agent.v1.ExecStart.size:type_name -> holdpoint.agent.v1.WindowSize
+	13, // 7: holdpoint.agent.v1.ExecAttach.size:type_name -> holdpoint.agent.v1.WindowSize
+	15, // 8: holdpoint.agent.v1.ExecResponse.started:type_name -> holdpoint.agent.v1.ExecStarted
+	16, // 9: holdpoint.agent.v1.ExecResponse.exit:type_name -> holdpoint.agent.v1.ExecExit
+	19, // 10: holdpoint.agent.v1.ListCommandsResponse.commands:type_name -> holdpoint.agent.v1.Command
+	21, // 11: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
+	26, // 12: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
+	26, // 13: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
+	30, // 14: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
+	31, // 15: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
+	0,  // 16: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
+	2,  // 17: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
+	5,  // 18: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
+	7,  // 19: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
+	9,  // 20: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
+	17, // 21: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
+	20, // 22: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
+	23, // 23: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
+	25, // 24: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
+	28, // 25: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
+	32, // 26: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
+	1,  // 27: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
+	3,  // 28: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
+	6,  // 29: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
+	8,  // 30: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
+	14, // 31: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
+	18, // 32: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	22, // 33: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	24, // 34: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	27, // 35: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
+	29, // 36: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	33, // 37: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
+	27, // [27:38] is the sub-list for method output_type
+	16, // [16:27] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }

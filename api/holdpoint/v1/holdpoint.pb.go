@@ -1645,8 +1645,14 @@ type Image struct {
 	KernelVersion string                 `protobuf:"bytes,7,opt,name=kernel_version,json=kernelVersion,proto3" json:"kernel_version,omitempty"`
 	Packages      []string               `protobuf:"bytes,8,rep,name=packages,proto3" json:"packages,omitempty"`
 	// Machines and checkpoints that need it.
-	UsedBy        uint32 `protobuf:"varint,9,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
-	Description   string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
+	UsedBy      uint32 `protobuf:"varint,9,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	Description string `protobuf:"bytes,10,opt,name=description,proto3" json:"description,omitempty"`
+	// As whom, where and with what programs of its machines run, and what is run at
+	// boot, where the image says so; from Get only.
+	User          string   `protobuf:"bytes,11,opt,name=user,proto3" json:"user,omitempty"`
+	Env           []string `protobuf:"bytes,12,rep,name=env,proto3" json:"env,omitempty"`
+	WorkingDir    string   `protobuf:"bytes,13,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	Command       []string `protobuf:"bytes,14,rep,name=command,proto3" json:"command,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1749,6 +1755,34 @@ func (x *Image) GetDescription() string {
 		return x.Description
 	}
 	return ""
+}
+
+func (x *Image) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Image) GetEnv() []string {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Image) GetWorkingDir() string {
+	if x != nil {
+		return x.WorkingDir
+	}
+	return ""
+}
+
+func (x *Image) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
 }
 
 type Checkpoint struct {
@@ -2420,7 +2454,7 @@ func (x *DoctorCheck) GetFix() string {
 type BuildImageRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// "debian" is the only recipe.
+	// "debian" is the only recipe; empty with recipe_file.
 	Recipe string `protobuf:"bytes,2,opt,name=recipe,proto3" json:"recipe,omitempty"`
 	// Name of the image; the recipe's when empty.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
@@ -2429,7 +2463,10 @@ type BuildImageRequest struct {
 	// A shell script run as root in the image's tree when packages are installed.
 	Script string `protobuf:"bytes,5,opt,name=script,proto3" json:"script,omitempty"`
 	// Size of the root disk; 0 for the recipe's.
-	DiskBytes     int64 `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskBytes int64 `protobuf:"varint,6,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	// A recipe file on the daemon's host, by its absolute path, which says all but
+	// the name.
+	RecipeFile    string `protobuf:"bytes,7,opt,name=recipe_file,json=recipeFile,proto3" json:"recipe_file,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2506,6 +2543,13 @@ func (x *BuildImageRequest) GetDiskBytes() int64 {
 	return 0
 }
 
+func (x *BuildImageRequest) GetRecipeFile() string {
+	if x != nil {
+		return x.RecipeFile
+	}
+	return ""
+}
+
 // Files are on the daemon's host, by their absolute path.
 type ImportImageRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -2513,16 +2557,22 @@ type ImportImageRequest struct {
 	// Name of the image.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// A raw or qcow2 disk: one ext4 file system, or a GUID partition table with
-	// the root on one.
+	// the root on one. Or a container image: an OCI layout, a folder or a tar, or
+	// what docker save writes.
 	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
-	// A kernel (bzImage); empty for the disk's own. initrd has its modules; empty
-	// when the disk does, or when it needs none.
+	// A kernel (bzImage); empty for the disk's own, and with a container image for
+	// that of the image debian. initrd has its modules; empty when the disk does,
+	// or when it needs none.
 	Kernel string `protobuf:"bytes,4,opt,name=kernel,proto3" json:"kernel,omitempty"`
 	Initrd string `protobuf:"bytes,5,opt,name=initrd,proto3" json:"initrd,omitempty"`
 	// sha256 of the file at path, 64 hexadecimal digits; empty if not known.
 	Sha256 string `protobuf:"bytes,6,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	// Number of the root's partition; 0 to find it.
-	Partition     uint32 `protobuf:"varint,7,opt,name=partition,proto3" json:"partition,omitempty"`
+	Partition uint32 `protobuf:"varint,7,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Which of several container images at path, by its tag.
+	Tag string `protobuf:"bytes,8,opt,name=tag,proto3" json:"tag,omitempty"`
+	// Size of a container image's root disk; 0 for its content and as much room again.
+	DiskBytes     int64 `protobuf:"varint,9,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2602,6 +2652,20 @@ func (x *ImportImageRequest) GetSha256() string {
 func (x *ImportImageRequest) GetPartition() uint32 {
 	if x != nil {
 		return x.Partition
+	}
+	return 0
+}
+
+func (x *ImportImageRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *ImportImageRequest) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
 	}
 	return 0
 }
@@ -2791,7 +2855,9 @@ type RunMachineRequest struct {
 	// Zero values take defaults: 512 MiB, 2 CPUs, the image's disk size.
 	Spec *Spec `protobuf:"bytes,4,opt,name=spec,proto3" json:"spec,omitempty"`
 	// Boot, even if the image has a booted checkpoint.
-	Boot          bool `protobuf:"varint,5,opt,name=boot,proto3" json:"boot,omitempty"`
+	Boot bool `protobuf:"varint,5,opt,name=boot,proto3" json:"boot,omitempty"`
+	// Run nothing at boot where the spec says nothing and the image has a command.
+	NoOnBoot      bool `protobuf:"varint,6,opt,name=no_on_boot,json=noOnBoot,proto3" json:"no_on_boot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2857,6 +2923,13 @@ func (x *RunMachineRequest) GetSpec() *Spec {
 func (x *RunMachineRequest) GetBoot() bool {
 	if x != nil {
 		return x.Boot
+	}
+	return false
+}
+
+func (x *RunMachineRequest) GetNoOnBoot() bool {
+	if x != nil {
+		return x.NoOnBoot
 	}
 	return false
 }
@@ -5017,7 +5090,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\vforked_from\x18\x14 \x01(\tR\n" +
 	"forkedFrom\x12$\n" +
 	"\x0eremove_on_stop\x18\x15 \x01(\bR\fremoveOnStop\x12\x18\n" +
-	"\atrouble\x18\x16 \x01(\tR\atrouble\"\xd5\x02\n" +
+	"\atrouble\x18\x16 \x01(\tR\atrouble\"\xb6\x03\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\bbuild_id\x18\x02 \x01(\tR\abuildId\x12\"\n" +
@@ -5031,7 +5104,12 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\bpackages\x18\b \x03(\tR\bpackages\x12\x17\n" +
 	"\aused_by\x18\t \x01(\rR\x06usedBy\x12 \n" +
 	"\vdescription\x18\n" +
-	" \x01(\tR\vdescription\"\xe4\x05\n" +
+	" \x01(\tR\vdescription\x12\x12\n" +
+	"\x04user\x18\v \x01(\tR\x04user\x12\x10\n" +
+	"\x03env\x18\f \x03(\tR\x03env\x12\x1f\n" +
+	"\vworking_dir\x18\r \x01(\tR\n" +
+	"workingDir\x12\x18\n" +
+	"\acommand\x18\x0e \x03(\tR\acommand\"\xe4\x05\n" +
 	"\n" +
 	"Checkpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -5088,7 +5166,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x10\n" +
-	"\x03fix\x18\x04 \x01(\tR\x03fix\"\xb1\x01\n" +
+	"\x03fix\x18\x04 \x01(\tR\x03fix\"\xd2\x01\n" +
 	"\x11BuildImageRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
@@ -5097,7 +5175,9 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\bpackages\x18\x04 \x03(\tR\bpackages\x12\x16\n" +
 	"\x06script\x18\x05 \x01(\tR\x06script\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x06 \x01(\x03R\tdiskBytes\"\xc1\x01\n" +
+	"disk_bytes\x18\x06 \x01(\x03R\tdiskBytes\x12\x1f\n" +
+	"\vrecipe_file\x18\a \x01(\tR\n" +
+	"recipeFile\"\xf2\x01\n" +
 	"\x12ImportImageRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -5106,7 +5186,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x06kernel\x18\x04 \x01(\tR\x06kernel\x12\x16\n" +
 	"\x06initrd\x18\x05 \x01(\tR\x06initrd\x12\x16\n" +
 	"\x06sha256\x18\x06 \x01(\tR\x06sha256\x12\x1c\n" +
-	"\tpartition\x18\a \x01(\rR\tpartition\"\x13\n" +
+	"\tpartition\x18\a \x01(\rR\tpartition\x12\x10\n" +
+	"\x03tag\x18\b \x01(\tR\x03tag\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\t \x01(\x03R\tdiskBytes\"\x13\n" +
 	"\x11ListImagesRequest\"A\n" +
 	"\x12ListImagesResponse\x12+\n" +
 	"\x06images\x18\x01 \x03(\v2\x13.holdpoint.v1.ImageR\x06images\"'\n" +
@@ -5115,14 +5198,16 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x12RemoveImageRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
-	"\x05image\x18\x02 \x01(\tR\x05image\"\x98\x01\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\"\xb6\x01\n" +
 	"\x11RunMachineRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x03 \x01(\tR\x05image\x12&\n" +
 	"\x04spec\x18\x04 \x01(\v2\x12.holdpoint.v1.SpecR\x04spec\x12\x12\n" +
-	"\x04boot\x18\x05 \x01(\bR\x04boot\"P\n" +
+	"\x04boot\x18\x05 \x01(\bR\x04boot\x12\x1c\n" +
+	"\n" +
+	"no_on_boot\x18\x06 \x01(\bR\bnoOnBoot\"P\n" +
 	"\x15SuspendMachineRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +

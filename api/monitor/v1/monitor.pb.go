@@ -12,6 +12,7 @@
 package monitorv1
 
 import (
+	v1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -1337,9 +1338,11 @@ type ActivateRequest struct {
 	OnBoot         string   `protobuf:"bytes,5,opt,name=on_boot,json=onBoot,proto3" json:"on_boot,omitempty"`
 	Tmpfs          []string `protobuf:"bytes,6,rep,name=tmpfs,proto3" json:"tmpfs,omitempty"`
 	// What a reboot of the guest boots.
-	Kernel        string `protobuf:"bytes,7,opt,name=kernel,proto3" json:"kernel,omitempty"`
-	Initramfs     string `protobuf:"bytes,8,opt,name=initramfs,proto3" json:"initramfs,omitempty"`
-	Cmdline       string `protobuf:"bytes,9,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
+	Kernel    string `protobuf:"bytes,7,opt,name=kernel,proto3" json:"kernel,omitempty"`
+	Initramfs string `protobuf:"bytes,8,opt,name=initramfs,proto3" json:"initramfs,omitempty"`
+	Cmdline   string `protobuf:"bytes,9,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
+	// What programs of the machine run with; absent for nothing special.
+	Defaults      *v1.ExecStart `protobuf:"bytes,10,opt,name=defaults,proto3" json:"defaults,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1435,6 +1438,13 @@ func (x *ActivateRequest) GetCmdline() string {
 		return x.Cmdline
 	}
 	return ""
+}
+
+func (x *ActivateRequest) GetDefaults() *v1.ExecStart {
+	if x != nil {
+		return x.Defaults
+	}
+	return nil
 }
 
 type ActivateResponse struct {
@@ -1646,7 +1656,7 @@ var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
 
 const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\n" +
-	"\x18monitor/v1/monitor.proto\x12\x14holdpoint.monitor.v1\"\x0f\n" +
+	"\x18monitor/v1/monitor.proto\x12\x14holdpoint.monitor.v1\x1a\x14agent/v1/agent.proto\"\x0f\n" +
 	"\rStatusRequest\"\xf2\x04\n" +
 	"\x0eStatusResponse\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1d\n" +
@@ -1732,7 +1742,7 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x06resume\x18\x03 \x01(\bR\x06resume\"X\n" +
 	"\x15SettleCaptureResponse\x12#\n" +
 	"\rclock_trouble\x18\x01 \x01(\tR\fclockTrouble\x12\x1a\n" +
-	"\breturned\x18\x02 \x01(\x03R\breturned\"\x98\x02\n" +
+	"\breturned\x18\x02 \x01(\x03R\breturned\"\xd3\x02\n" +
 	"\x0fActivateRequest\x12\x1d\n" +
 	"\n" +
 	"machine_id\x18\x01 \x01(\tR\tmachineId\x12!\n" +
@@ -1743,7 +1753,9 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x05tmpfs\x18\x06 \x03(\tR\x05tmpfs\x12\x16\n" +
 	"\x06kernel\x18\a \x01(\tR\x06kernel\x12\x1c\n" +
 	"\tinitramfs\x18\b \x01(\tR\tinitramfs\x12\x18\n" +
-	"\acmdline\x18\t \x01(\tR\acmdline\"\x12\n" +
+	"\acmdline\x18\t \x01(\tR\acmdline\x129\n" +
+	"\bdefaults\x18\n" +
+	" \x01(\v2\x1d.holdpoint.agent.v1.ExecStartR\bdefaults\"\x12\n" +
 	"\x10ActivateResponse\"\x10\n" +
 	"\x0eNetworkRequest\"i\n" +
 	"\x0fNetworkResponse\x12\x14\n" +
@@ -1818,6 +1830,7 @@ var file_monitor_v1_monitor_proto_goTypes = []any{
 	(*NetworkRequest)(nil),        // 23: holdpoint.monitor.v1.NetworkRequest
 	(*NetworkResponse)(nil),       // 24: holdpoint.monitor.v1.NetworkResponse
 	(*NetworkRefusal)(nil),        // 25: holdpoint.monitor.v1.NetworkRefusal
+	(*v1.ExecStart)(nil),          // 26: holdpoint.agent.v1.ExecStart
 }
 var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.monitor.v1.StatusResponse.phase:type_name -> holdpoint.monitor.v1.Phase
@@ -1825,36 +1838,37 @@ var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	3,  // 2: holdpoint.monitor.v1.ShutdownResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	3,  // 3: holdpoint.monitor.v1.KillResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	18, // 4: holdpoint.monitor.v1.CaptureResponse.phases:type_name -> holdpoint.monitor.v1.CapturePhases
-	25, // 5: holdpoint.monitor.v1.NetworkResponse.refusals:type_name -> holdpoint.monitor.v1.NetworkRefusal
-	1,  // 6: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
-	1,  // 7: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
-	4,  // 8: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
-	6,  // 9: holdpoint.monitor.v1.MonitorService.Resume:input_type -> holdpoint.monitor.v1.ResumeRequest
-	8,  // 10: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
-	10, // 11: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
-	12, // 12: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
-	14, // 13: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
-	16, // 14: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
-	19, // 15: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
-	21, // 16: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
-	23, // 17: holdpoint.monitor.v1.MonitorService.Network:input_type -> holdpoint.monitor.v1.NetworkRequest
-	2,  // 18: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
-	2,  // 19: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
-	5,  // 20: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
-	7,  // 21: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
-	9,  // 22: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
-	11, // 23: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
-	13, // 24: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
-	15, // 25: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
-	17, // 26: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
-	20, // 27: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
-	22, // 28: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
-	24, // 29: holdpoint.monitor.v1.MonitorService.Network:output_type -> holdpoint.monitor.v1.NetworkResponse
-	18, // [18:30] is the sub-list for method output_type
-	6,  // [6:18] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	26, // 5: holdpoint.monitor.v1.ActivateRequest.defaults:type_name -> holdpoint.agent.v1.ExecStart
+	25, // 6: holdpoint.monitor.v1.NetworkResponse.refusals:type_name -> holdpoint.monitor.v1.NetworkRefusal
+	1,  // 7: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
+	1,  // 8: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
+	4,  // 9: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
+	6,  // 10: holdpoint.monitor.v1.MonitorService.Resume:input_type -> holdpoint.monitor.v1.ResumeRequest
+	8,  // 11: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
+	10, // 12: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
+	12, // 13: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
+	14, // 14: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
+	16, // 15: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
+	19, // 16: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
+	21, // 17: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
+	23, // 18: holdpoint.monitor.v1.MonitorService.Network:input_type -> holdpoint.monitor.v1.NetworkRequest
+	2,  // 19: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
+	2,  // 20: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
+	5,  // 21: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
+	7,  // 22: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
+	9,  // 23: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
+	11, // 24: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
+	13, // 25: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
+	15, // 26: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
+	17, // 27: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
+	20, // 28: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
+	22, // 29: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
+	24, // 30: holdpoint.monitor.v1.MonitorService.Network:output_type -> holdpoint.monitor.v1.NetworkResponse
+	19, // [19:31] is the sub-list for method output_type
+	7,  // [7:19] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_monitor_v1_monitor_proto_init() }

@@ -248,19 +248,22 @@ func (s *Set) environment(u user) []string {
 	}
 }
 
-// RootEnv is root's environment and home.
-func (s *Set) RootEnv() (env []string, home string) {
-	u, err := lookUp(s.cfg.World, "")
+// Spawn starts a program that is none of the set's commands: nobody can attach
+// to it, and it is not listed.
+func (s *Set) Spawn(spec Spec, sys *syscall.SysProcAttr, files ...*os.File) (*Child, error) {
+	attr, path, err := s.prepare(spec)
 	if err != nil {
-		u = user{name: "root", home: "/root", shell: "/bin/sh"}
+		return nil, err
 	}
-	if s.cfg.World != "/" {
-		u.home = s.cfg.World
+	sys.Credential, attr.Sys = attr.Sys.Credential, sys
+	for _, f := range files {
+		attr.Files = append(attr.Files, f.Fd())
 	}
-	if home, err = s.folder("", u.home); err != nil {
-		home = s.cfg.World
+	child, err := s.cfg.Family.Start(path, spec.Argv, attr)
+	if err != nil {
+		return nil, execError(spec.Argv[0], err)
 	}
-	return s.environment(u), home
+	return child, nil
 }
 
 // folder is where a command starts.

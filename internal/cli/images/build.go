@@ -2,9 +2,13 @@ package images
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -30,12 +34,24 @@ type buildOptions struct {
 func NewBuild(a *app.App) *cobra.Command {
 	var o buildOptions
 	cmd := a.Command(app.Verb{
-		Use: "build RECIPE [flags]", Short: "Build an image from a distribution's packages",
+		Use: "build debian|FILE [flags]", Short: "Build an image from a distribution's packages",
 		Long: `Build an image: kernel, initramfs and root disk, from a distribution's packages.
-The only recipe is "debian". Root or an ordinary user can do it; the first build
-downloads the packages.`,
+Root or an ordinary user can do it; the first build downloads the packages.
+
+FILE is a recipe, which says what is added to "debian": a line each of a key and its
+words, blanks in one between double quotes. SOURCE is in the recipe's folder.
+
+  packages NAME...                  more packages
+  user NAME                         is created with the id 1000, and is the default
+                                    of exec, shell and on-boot commands
+  file SOURCE DESTINATION [owner=USER[:GROUP]] [mode=OCTAL]
+                                    a file, or a folder with all in it; root's and
+                                    0644 by default, 0755 what is executable
+  script SOURCE                     runs as root in the image when all else is there
+  size SIZE                         of the root disk, such as 4G (default 8G)`,
 		Example: `  holdpoint image build debian
-  holdpoint image build debian --name web --packages redis,postgresql --script setup.sh`,
+  holdpoint image build debian --name web --packages redis,postgresql --script setup.sh
+  holdpoint image build web.recipe`,
 		MinArgs: 1, MaxArgs: 1, HostFlags: []string{"script"}, Effect: true, Cancels: true, Object: view.ImageDone{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
@@ -45,7 +61,7 @@ downloads the packages.`,
 		Run:      func(ctx context.Context, args []string) error { return runBuild(ctx, a, args[0], o) },
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.name, "name", "", "name of the image (default the recipe's)")
+	f.StringVar(&o.name, "name", "", "name of the image (default the recipe's, or that of FILE up to its first dot)")
 	f.StringSliceVar(&o.packages, "packages", nil, "more packages, separated by commas")
 	f.StringVar(&o.script, "script", "", "shell script, run as root in the image when packages are installed")
 	f.StringVar(&o.size, "size", "", "size of the root disk, such as 4G (default the recipe's)")
@@ -55,6 +71,11 @@ downloads the packages.`,
 func runBuild(ctx context.Context, a *app.App, recipe string, o buildOptions) error {
 	req := &holdpointv1.BuildImageRequest{RequestId: a.RequestID(), Recipe: recipe, Name: o.name, Packages: o.packages}
 	var err error
+	if recipe != "debian" {
+		if err := byFile(req, recipe, o); err != nil {
+			return err
+		}
+	}
 	if o.size != "" {
 		if req.DiskBytes, err = view.ParseSize(o.size); err != nil {
 			return err
@@ -72,6 +93,22 @@ func runBuild(ctx context.Context, a *app.App, recipe string, o buildOptions) er
 		}
 		return printImage(a, op)
 	})
+}
+
+// byFile asks for what a recipe file says.
+func byFile(req *holdpointv1.BuildImageRequest, file string, o buildOptions) (err error) {
+	if len(o.packages) > 0 || o.script != "" || o.size != "" {
+		return errdefs.New(errdefs.Invalid, "image build %s: --packages, --script and --size go with debian; write them into the recipe", file)
+	}
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		return errdefs.New(errdefs.NotFound, "image build %s: there is no such recipe file, and the one recipe with a name is debian", file)
+	}
+	if o.name == "" {
+		req.Name, _, _ = strings.Cut(filepath.Base(file), ".")
+	}
+	req.Recipe = ""
+	req.RecipeFile, err = filepath.Abs(file)
+	return err
 }
 
 func readScript(path string) (string, error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
 // NewList is the verb `image ls`.
@@ -81,7 +83,7 @@ func runInspect(ctx context.Context, a *app.App, image string) error {
 			Object: view.ImageObject{Header: view.NewHeader(), Image: view.ImageOf(i)},
 			Terse:  []string{i.GetBuildId()},
 			Human: func(w io.Writer) error {
-				return view.Fields(w, [][2]string{
+				return view.Fields(w, append([][2]string{
 					{"name", i.GetName()},
 					{"build id", i.GetBuildId()},
 					{"description", i.GetDescription()},
@@ -92,10 +94,18 @@ func runInspect(ctx context.Context, a *app.App, image string) error {
 					{"created", view.Age(view.TimeOf(i.GetCreatedAt()), time.Now())},
 					{"used by", usedBy(i)},
 					{"packages", strings.Join(i.GetPackages(), " ")},
-				})
+				}, programs(i)...))
 			},
 		})
 	})
+}
+
+// programs are the fields about programs that the image has.
+func programs(i *holdpointv1.Image) [][2]string {
+	fields := [][2]string{
+		{"user", i.GetUser()}, {"folder", i.GetWorkingDir()}, {"environment", shellwords.Quote(i.GetEnv()...)}, {"on boot", shellwords.Quote(i.GetCommand()...)},
+	}
+	return slices.DeleteFunc(fields, func(f [2]string) bool { return f[1] == "" })
 }
 
 // NewRemove is the verb `image rm`.

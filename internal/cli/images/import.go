@@ -20,21 +20,34 @@ type importOptions struct {
 	initrd    string
 	sha256    string
 	partition uint32
+	tag       string
+	size      string
 }
 
 // NewImport is the verb `image import`.
 func NewImport(a *app.App) *cobra.Command {
 	var o importOptions
 	cmd := a.Command(app.Verb{
-		Use: "import FILE --name NAME [flags]", Short: "Make an image of a disk, such as a cloud image",
-		Long: `Make an image of a disk that somebody else made: a raw or qcow2 file with a bare
-ext4 file system, or with a GUID partition table and the root on ext4, as cloud
-images have it. The root is copied out; FILE is never written to. Its kernel and
-modules are taken too, unless --kernel gives others. Nothing in FILE is run, and
-nothing mounted. Programs are those of FILE, but the guest agent is PID 1: its
-init system is not started. run --disk-size makes a machine's disk larger.`,
+		Use: "import FILE --name NAME [flags]", Short: "Make an image of a disk or of a container image",
+		Long: `Make an image of what somebody else made. FILE, which is recognized by its content
+and never written to, is one of:
+
+A disk, such as a cloud image: a raw or qcow2 file with a bare ext4 file system, or
+with a GUID partition table and the root on ext4. The root is copied out. Its kernel
+and modules are taken too, unless --kernel gives others.
+
+A container image for linux/amd64: an OCI layout, a folder or a tar, or what "docker
+save" writes. Its layers become the root. It has no kernel: that of the image debian
+is taken, unless --kernel gives another. Its user, folder and environment are those
+of exec, shell and on-boot commands unless others are given, and its entrypoint and
+command run at every boot unless run --on-boot says otherwise.
+
+Nothing in FILE is run, and nothing mounted. Programs are those of FILE, but the guest
+agent is PID 1: an init system is not started. run --disk-size makes a machine's disk
+larger.`,
 		Example: `  holdpoint image import debian-12-genericcloud-amd64.qcow2 --name cloud --sha256 9a1f…
-  holdpoint image import root.ext4 --name mine --kernel vmlinuz --initrd initrd.img`,
+  holdpoint image import root.ext4 --name mine --kernel vmlinuz --initrd initrd.img
+  docker save redis:7 -o redis.tar && holdpoint image import redis.tar --name redis`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.ImageDone{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.Conflict, errdefs.RequestIDConflict, errdefs.Unsupported,
@@ -44,10 +57,12 @@ init system is not started. run --disk-size makes a machine's disk larger.`,
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the image")
-	f.StringVar(&o.kernel, "kernel", "", "kernel to boot, a bzImage (default the newest one of the disk)")
+	f.StringVar(&o.kernel, "kernel", "", "kernel to boot, a bzImage (default the newest one of the disk, or that of the image debian)")
 	f.StringVar(&o.initrd, "initrd", "", "initial RAM disk with the modules of --kernel (default those of the disk)")
 	f.StringVar(&o.sha256, "sha256", "", "digest that FILE must have, checked before anything is used")
 	f.Uint32Var(&o.partition, "partition", 0, "number of the root's partition (default the one that holds /etc and an init or a shell)")
+	f.StringVar(&o.tag, "tag", "", "which of several container images in FILE, such as redis:7")
+	f.StringVar(&o.size, "size", "", "size of a container image's disk, such as 4G (default what it holds and as much again, or 1G)")
 	return cmd
 }
 
@@ -55,7 +70,13 @@ func runImport(ctx context.Context, a *app.App, file string, o importOptions) er
 	if o.name == "" {
 		return errdefs.New(errdefs.Invalid, "image import: give the image a name with --name")
 	}
-	req := &holdpointv1.ImportImageRequest{RequestId: a.RequestID(), Name: o.name, Sha256: o.sha256, Partition: o.partition}
+	req := &holdpointv1.ImportImageRequest{RequestId: a.RequestID(), Name: o.name, Sha256: o.sha256, Partition: o.partition, Tag: o.tag}
+	if o.size != "" {
+		var err error
+		if req.DiskBytes, err = view.ParseSize(o.size); err != nil {
+			return err
+		}
+	}
 	req.Path, req.Kernel, req.Initrd = file, o.kernel, o.initrd
 	for _, path := range []*string{&req.Path, &req.Kernel, &req.Initrd} {
 		if *path == "" {

@@ -67,8 +67,8 @@ With --json, "error" says why a command could not be started (exit code 126 or
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass standard input on")
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the command a terminal")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "set KEY=VALUE; KEY alone takes the value from here; may be given again")
-	f.StringVarP(&o.dir, "workdir", "w", "", "folder to run it in (default the user's home)")
-	f.StringVarP(&o.user, "user", "u", "", "user, or user:group, to run it as (default root)")
+	f.StringVarP(&o.dir, "workdir", "w", "", "folder to run it in (default the image's, or the user's home)")
+	f.StringVarP(&o.user, "user", "u", "", "user, or user:group, to run it as (default the image's, or root)")
 	f.BoolVar(&o.detach, "detach", false, "let it go on by itself and print its id")
 	return cmd
 }

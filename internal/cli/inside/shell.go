@@ -19,11 +19,12 @@ func NewShell(a *app.App) *cobra.Command {
 	cmd := a.Command(app.Verb{
 		Use: "shell MACHINE [flags]", Short: "Open a login shell in a machine",
 		Long: `Open a login shell in a machine. When standard input is no terminal, the shell
-reads its commands from there.`,
+reads its commands from there. In a machine of an image with an environment of its
+own, such as an imported container image, it is no login shell, which keeps that.`,
 		MinArgs: 1, MaxArgs: 1, PassesCode: true, Complete: app.First(a.MachineNames),
 		Run: func(ctx context.Context, args []string) error { return runShell(ctx, a, args[0], user) },
 	})
-	cmd.Flags().StringVarP(&user, "user", "u", "", "user to log in as (default root)")
+	cmd.Flags().StringVarP(&user, "user", "u", "", "user to log in as (default the image's, or root)")
 	return cmd
 }
 

@@ -25,8 +25,10 @@ type runOptions struct {
 	// diskFormat is qcow2 or raw.
 	diskFormat string
 	onBoot     string
-	tmpfs      []string
-	network    string
+	// noOnBoot is an empty onBoot that was given.
+	noOnBoot bool
+	tmpfs    []string
+	network  string
 	// allow and allowHost are the lists of the network.
 	allow     []string
 	allowHost []uint
@@ -38,7 +40,8 @@ type runOptions struct {
 // NewRun is the verb `run`.
 func NewRun(a *app.App) *cobra.Command {
 	var o runOptions
-	cmd := a.Command(app.Verb{
+	var cmd *cobra.Command
+	cmd = a.Command(app.Verb{
 		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and start it",
 		Long: `Create a machine from an image, start it, and wait until it answers. Without NAME
 one is made.
@@ -73,7 +76,10 @@ its checkpoints.`,
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
 			errdefs.Incompatible, errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
-		Run: func(ctx context.Context, args []string) error { return runRun(ctx, a, args, o) },
+		Run: func(ctx context.Context, args []string) error {
+			o.noOnBoot = o.onBoot == "" && cmd.Flags().Changed("on-boot")
+			return runRun(ctx, a, args, o)
+		},
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.image, "image", "", "image to start from; needed")
@@ -81,7 +87,7 @@ its checkpoints.`,
 	f.Uint32Var(&o.cpus, "cpus", 0, "virtual CPUs, 1 to 8 (default 2)")
 	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
 	f.StringVar(&o.diskFormat, "disk-format", machine.QcowDisk, "`FORMAT` of the disk: qcow2, or raw")
-	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot")
+	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot (default the image's, if it has one; empty for none)")
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
 	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
 	f.DurationVar(&o.suspendAfter, "suspend-after", 0, "suspend the machine when it was idle for this long, such as 10m (default never)")
@@ -117,7 +123,7 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 			return err
 		}
 	}
-	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec, Boot: o.boot}
+	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec, Boot: o.boot, NoOnBoot: o.noOnBoot}
 	if len(args) > 0 {
 		req.Name = args[0]
 	}

@@ -79,6 +79,11 @@ type Image struct {
 	Packages      []string `json:"packages"`
 	UsedBy        uint32   `json:"used_by"`
 	Description   string   `json:"description"`
+	// The rest is what the image says of its programs; of image inspect only.
+	User       string   `json:"user"`
+	Env        []string `json:"env"`
+	WorkingDir string   `json:"working_dir"`
+	Command    []string `json:"command"`
 }
 
 // Checkpoint is a checkpoint.
@@ -192,6 +197,7 @@ func ImageOf(i *holdpointv1.Image) Image {
 		DiskBytes: i.GetDiskBytes(), StoredBytes: i.GetStoredBytes(), CreatedAt: timeOf(i.GetCreatedAt()),
 		KernelVersion: i.GetKernelVersion(), Packages: List(i.GetPackages(), same),
 		UsedBy: i.GetUsedBy(), Description: i.GetDescription(),
+		User: i.GetUser(), Env: List(i.GetEnv(), same), WorkingDir: i.GetWorkingDir(), Command: List(i.GetCommand(), same),
 	}
 }
 

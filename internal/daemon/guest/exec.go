@@ -58,7 +58,11 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	if err != nil {
 		return wire.Encode(err)
 	}
-	door, run, err := s.enter(ctx, first.GetMachine(), hold.Request{
+	m, err := s.cfg.Catalog.ResolveMachine(ctx, first.GetMachine())
+	if err != nil {
+		return wire.Encode(err)
+	}
+	door, run, err := s.enterMachine(ctx, m, hold.Request{
 		Generation: first.GetGeneration(), Door: hold.Exec, What: what,
 		Waiting: func(why string) { _ = stream.Send(&holdpointv1.GuestExecResponse{Waiting: why}) }, // a gone client is seen below
 	})
@@ -68,6 +72,9 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	defer door.Done()
 	ctx, cancel := expelling(ctx, door)
 	defer cancel()
+	if start := first.GetMessage().GetStart(); start != nil {
+		m.Spec.Defaults.Complete(start)
+	}
 	at := effect{door: door, run: run, what: what, command: first.GetMessage().GetAttach().GetCommandId()}
 	ctx, begun := beginning(ctx)
 	guest := run.Agent().Exec(ctx)

@@ -12,6 +12,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/network/policy"
 	"github.com/holdpoint/holdpoint/internal/restore"
@@ -77,7 +78,7 @@ func outlet(l launch) *policy.Policy {
 }
 
 func guestOf(m catalog.Machine) monitor.Guest {
-	return monitor.Guest{Hostname: m.Name, MachineID: guestMachineID(m.ID), OnBoot: m.Spec.OnBoot, Tmpfs: m.Spec.Tmpfs}
+	return monitor.Guest{Hostname: m.Name, MachineID: guestMachineID(m.ID), OnBoot: m.Spec.OnBoot, Tmpfs: m.Spec.Tmpfs, Defaults: m.Spec.Defaults}
 }
 
 func cmdline(m catalog.Machine) string {
@@ -127,6 +128,12 @@ func (k *Keeper) CheckImage(ctx context.Context, buildID string) error {
 	}
 	_, err = k.cfg.Booter.PrepareBoot(ctx, img)
 	return err
+}
+
+// Defaults are what the image says of its machines' programs.
+func (k *Keeper) Defaults(buildID string) (defaults.Defaults, error) {
+	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), buildID))
+	return img.Defaults, err
 }
 
 func (k *Keeper) layer(l catalog.Layer) machine.Layer {

@@ -19,6 +19,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/restore"
+	"github.com/holdpoint/holdpoint/internal/shellwords"
 	"github.com/holdpoint/holdpoint/internal/undo"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -71,6 +72,9 @@ func (s *Service) run(ctx context.Context, w *operation.Work, r *holdpointv1.Run
 		return nil, errdefs.New(errdefs.Invalid, "run: a disk of %d MiB is smaller than that of image %s; use --disk-size %dM or more",
 			spec.DiskBytes>>20, r.GetImage(), img.DiskBytes>>20)
 	}
+	if err := s.byImage(&spec, img.BuildID, r.GetNoOnBoot()); err != nil {
+		return nil, err
+	}
 	m := newMachine(r.GetName())
 	m.ImageBuildID, m.Spec = img.BuildID, spec
 	if m.Name == "" {
@@ -90,6 +94,21 @@ func (s *Service) run(ctx context.Context, w *operation.Work, r *holdpointv1.Run
 		return nil, err
 	}
 	return s.View.MachineResult(ctx, m.ID)
+}
+
+// byImage gives the spec what its image says of programs. A command for boots
+// counts unless the user gave one, or wants none.
+func (s *Service) byImage(spec *machine.Spec, buildID string, none bool) (err error) {
+	if spec.Defaults, err = s.Keeper.Defaults(buildID); err != nil {
+		return err
+	}
+	if none || spec.OnBoot != "" {
+		spec.Defaults.Command = nil
+	}
+	if len(spec.Defaults.Command) > 0 {
+		spec.OnBoot = shellwords.Quote(spec.Defaults.Command...)
+	}
+	return nil
 }
 
 // newMachine is a machine with an identity of its own.

@@ -26,6 +26,8 @@ import (
 var (
 	//go:embed steps/kernel.sh
 	kernelStep string
+	//go:embed steps/user.sh
+	userStep string
 	//go:embed steps/script.sh
 	scriptStep string
 	//go:embed steps/finish.sh
@@ -66,6 +68,8 @@ type inputs struct {
 	Packages []string `json:"packages"`
 	Script   string   `json:"script"`
 	Sources  []string `json:"sources"`
+	User     string   `json:"user,omitempty"`
+	Files    string   `json:"files,omitempty"`
 }
 
 // key is what the tree of the inputs is kept under.
@@ -95,15 +99,34 @@ type Recipe interface {
 // its processes.
 type Debian struct {
 	inputs  inputs
-	script  string
+	more    Additions
 	options []string
 }
 
-// NewDebian reads the host's apt configuration. more are packages besides the
-// recipe's own; script is run as root in the tree at last, by its #! line or,
-// without one, by sh; empty for none. Bad package names are INVALID.
-func NewDebian(ctx context.Context, more []string, script string) (*Debian, error) {
-	packages, err := packageList(more)
+// Additions are what an image has besides the recipe's own.
+type Additions struct {
+	// Packages are installed.
+	Packages []string
+	// User is created then, with the id 1000; empty for none.
+	User string
+	// Files are put into the tree then; nil for none.
+	Files Files
+	// Script is run as root in the tree at last, by its #! line or, without one, by
+	// sh; empty for none.
+	Script string
+}
+
+// Files are a tar that can be written more than once.
+type Files interface {
+	WriteTar(ctx context.Context, w io.Writer) error
+}
+
+// UserID is the id of a user that is created, and of its group.
+const UserID = 1000
+
+// NewDebian reads the host's apt configuration. Bad package names are INVALID.
+func NewDebian(ctx context.Context, more Additions) (*Debian, error) {
+	packages, err := packageList(more.Packages)
 	if err != nil {
 		return nil, err
 	}
@@ -118,20 +141,35 @@ func NewDebian(ctx context.Context, more []string, script string) (*Debian, erro
 	if err != nil {
 		return nil, fmt.Errorf("run apt-config dump: %w", err)
 	}
-	d := &Debian{script: script, options: hostOptions(string(dump))}
+	d := &Debian{more: more, options: hostOptions(string(dump))}
 	d.inputs = inputs{
 		Steps: digestOf(kernelStep + "\x00" + scriptStep + "\x00" + finishStep),
 		Suite: suite, Packages: packages, Sources: sources,
 	}
-	if script != "" {
-		d.inputs.Script = digestOf(script)
+	if more.Script != "" {
+		d.inputs.Script = digestOf(more.Script)
 	}
-	return d, nil
+	if more.User != "" {
+		d.inputs.User = more.User + " " + digestOf(userStep)
+	}
+	if more.Files != nil {
+		d.inputs.Files, err = writeFiles(ctx, more.Files, io.Discard)
+	}
+	return d, err
 }
 
-// arguments is mmdebstrap's command line; script is the path of the user's
-// script, empty without one.
-func (d *Debian) arguments(script string) []string {
+// writeFiles returns the digest of what it writes.
+func writeFiles(ctx context.Context, files Files, w io.Writer) (string, error) {
+	h := sha256.New()
+	if err := files.WriteTar(ctx, io.MultiWriter(h, w)); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// arguments is mmdebstrap's command line; script and files are the paths of the
+// user's script and of a tar, empty without one.
+func (d *Debian) arguments(script, files string) []string {
 	args := []string{
 		"mmdebstrap", "--mode=unshare", "--variant=minbase", "--format=tar", "--verbose",
 		"--architectures=amd64", "--include=" + strings.Join(d.inputs.Packages, ","),
@@ -142,6 +180,12 @@ func (d *Debian) arguments(script string) []string {
 		args = append(args, "--aptopt="+option)
 	}
 	args = append(args, "--customize-hook="+kernelStep)
+	if d.more.User != "" {
+		args = append(args, "--customize-hook=user="+quoteWord(d.more.User)+"\n"+userStep)
+	}
+	if files != "" {
+		args = append(args, "--customize-hook=tar-in "+quoteWord(files)+" /")
+	}
 	if script != "" {
 		args = append(args,
 			"--customize-hook=upload "+quoteWord(script)+" /tmp/holdpoint-script",
@@ -162,22 +206,45 @@ func (d *Debian) ScriptSHA256() string { return d.inputs.Script }
 
 // Bootstrap implements Recipe.
 func (d *Debian) Bootstrap(ctx context.Context, tree io.Writer, work string, log *Log) error {
-	script := ""
-	if d.script != "" {
-		private := filepath.Join(work, "private")
-		if err := os.Mkdir(private, 0o700); err != nil {
-			return fmt.Errorf("keep the script: %w", err)
-		}
+	private := filepath.Join(work, "private")
+	if err := os.Mkdir(private, 0o700); err != nil {
+		return storage("keep what is added in %s: %w", private, err)
+	}
+	script, files := "", ""
+	if d.more.Script != "" {
 		script = filepath.Join(private, "script")
-		if err := os.WriteFile(script, []byte(d.script), 0o600); err != nil {
-			return fmt.Errorf("keep the script: %w", err)
+		if err := os.WriteFile(script, []byte(d.more.Script), 0o600); err != nil {
+			return storage("keep the script in %s: %w", script, err)
 		}
 	}
-	err := Command{Args: d.arguments(script), Env: []string{"TMPDIR=" + work}, Stdout: tree, Stderr: log}.Run(ctx)
+	if d.more.Files != nil {
+		files = filepath.Join(private, "files")
+		if err := d.keepFiles(ctx, files); err != nil {
+			return err
+		}
+	}
+	err := Command{Args: d.arguments(script, files), Env: []string{"TMPDIR=" + work}, Stdout: tree, Stderr: log}.Run(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
 	return d.explain(err, log)
+}
+
+// keepFiles writes the files' tar, which is the one that the tree is kept under.
+func (d *Debian) keepFiles(ctx context.Context, path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return storage("keep the files in %s: %w", path, err)
+	}
+	defer f.Close()
+	sum, err := writeFiles(ctx, d.more.Files, f)
+	switch {
+	case err != nil:
+		return err
+	case sum != d.inputs.Files:
+		return errdefs.New(errdefs.Conflict, "the recipe's files changed while they were read; build again when nothing writes to them")
+	}
+	return storage("keep the files in %s: %w", path, f.Close())
 }
 
 // explain makes one line of what mmdebstrap printed.
@@ -197,12 +264,20 @@ func (d *Debian) explain(err error, log *Log) error {
 	return errdefs.New(kind, "install the packages: %s; all output is in %s", reason, log.Path())
 }
 
+// CheckPackages refuses (INVALID) what cannot be names of packages.
+func CheckPackages(names []string) error {
+	for _, name := range names {
+		if !packagePattern.MatchString(name) {
+			return errdefs.New(errdefs.Invalid, "package %q: give a Debian package's name, or name=version", name)
+		}
+	}
+	return nil
+}
+
 // packageList merges the recipe's packages with the user's; sorted, each once.
 func packageList(more []string) ([]string, error) {
-	for _, name := range more {
-		if !packagePattern.MatchString(name) {
-			return nil, errdefs.New(errdefs.Invalid, "package %q: give a Debian package's name, or name=version", name)
-		}
+	if err := CheckPackages(more); err != nil {
+		return nil, err
 	}
 	all := slices.Concat(recipePackages(), more)
 	if len(all) > MaxPackages {

@@ -214,7 +214,7 @@ func TestArguments(t *testing.T) {
 		inputs:  inputs{Suite: "bookworm", Packages: []string{"a", "b"}, Sources: []string{"deb http://m/ bookworm main"}},
 		options: []string{`Acquire::Retries "3";`},
 	}
-	args := d.arguments("/it's/script")
+	args := d.arguments("/it's/script", "")
 	for _, want := range []string{
 		"--mode=unshare", "--include=a,b", `--aptopt=Acquire::Retries "3";`,
 		`--customize-hook=upload '/it'\''s/script' /tmp/holdpoint-script`, "--customize-hook=" + scriptStep,
@@ -226,7 +226,7 @@ func TestArguments(t *testing.T) {
 	if tail := args[len(args)-3:]; !slices.Equal(tail, []string{"bookworm", "-", "deb http://m/ bookworm main"}) {
 		t.Errorf("the end is %q", tail)
 	}
-	if slices.Contains(d.arguments(""), "--customize-hook="+scriptStep) {
+	if slices.Contains(d.arguments("", ""), "--customize-hook="+scriptStep) {
 		t.Error("a build without a script runs one")
 	}
 }

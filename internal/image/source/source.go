@@ -51,6 +51,9 @@ type Root struct {
 	Notes []string
 }
 
+// At is the root that is the raw disk at path, one ext4 file system of ours.
+func At(path string) Root { return Root{Path: path, Tree: Tree{path}} }
+
 // Extract takes the root file system out of a file. A file that is none, is
 // damaged or has no one root is INVALID, one that is not there NOT_FOUND, one
 // that changes meanwhile CONFLICT; too little space is NO_SPACE.

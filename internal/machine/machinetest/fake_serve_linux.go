@@ -92,7 +92,7 @@ func (i *guestInterceptor) after(req, resp any) error {
 		}
 	case *agentv1.ConfigureRequest:
 		return i.told(msg.GetUnixNano(), &agentv1.ConfigureRequest{
-			Hostname: msg.GetHostname(), MachineId: msg.GetMachineId(), OnBoot: msg.GetOnBoot(), Tmpfs: msg.GetTmpfs(),
+			Hostname: msg.GetHostname(), MachineId: msg.GetMachineId(), OnBoot: msg.GetOnBoot(), Tmpfs: msg.GetTmpfs(), OnBootCommand: msg.GetOnBootCommand(),
 		})
 	case *agentv1.ContinueRequest:
 		i.mu.Lock()

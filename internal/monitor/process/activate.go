@@ -11,6 +11,7 @@ import (
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -42,7 +43,7 @@ func (s service) Activate(ctx context.Context, req *connect.Request[monitorv1.Ac
 		MachineID: req.Msg.GetMachineId(), MachineName: req.Msg.GetMachineName(),
 		Guest: monitor.Guest{
 			Hostname: req.Msg.GetHostname(), MachineID: req.Msg.GetGuestMachineId(),
-			OnBoot: req.Msg.GetOnBoot(), Tmpfs: req.Msg.GetTmpfs(),
+			OnBoot: req.Msg.GetOnBoot(), Tmpfs: req.Msg.GetTmpfs(), Defaults: defaults.Of(req.Msg.GetDefaults()),
 		},
 		Kernel: req.Msg.GetKernel(), Initramfs: req.Msg.GetInitramfs(), Cmdline: req.Msg.GetCmdline(),
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/home"
 	"github.com/holdpoint/holdpoint/internal/image"
+	"github.com/holdpoint/holdpoint/internal/image/adopt"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
@@ -125,9 +126,9 @@ func (h *Host) BuildImage(ctx context.Context, cfg image.BuildConfig, progress f
 	return image.Build(ctx, cfg, progress)
 }
 
-// ImportImage makes an image of a disk that somebody else made.
-func (h *Host) ImportImage(ctx context.Context, cfg image.ImportConfig, progress func(image.Progress)) (image.Image, []string, error) {
-	return image.Import(ctx, cfg, progress)
+// ImportImage makes an image of what somebody else made.
+func (h *Host) ImportImage(ctx context.Context, cfg adopt.Config, progress func(image.Progress)) (image.Image, []string, error) {
+	return adopt.Import(ctx, cfg, progress)
 }
 
 // Checks says what of the host works.

@@ -1,4 +1,4 @@
-package image
+package adopt
 
 import (
 	"context"
@@ -11,21 +11,21 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/image"
 	"github.com/holdpoint/holdpoint/internal/image/source"
 	"github.com/holdpoint/holdpoint/internal/image/source/sourcetest"
 )
 
 // importConfig imports a small bootable disk into an empty folder.
-func importConfig(t *testing.T) ImportConfig {
+func diskConfig(t *testing.T) Config {
 	t.Helper()
-	needTools(t)
 	if err := source.Missing(); err != nil {
 		t.Skip(err)
 	}
 	const version = "6.1.0-9-test"
 	files := map[string]string{"etc/hostname": "cloud\n", "bin/sh": "a shell", "boot/vmlinuz-" + version: string(sourcetest.Kernel(version))}
 	maps.Copy(files, sourcetest.Modules("lib/modules/"+version, "", nil))
-	cfg := ImportConfig{Path: filepath.Join(t.TempDir(), "disk"), ImagesDir: filepath.Join(t.TempDir(), "images")}
+	cfg := Config{Path: filepath.Join(t.TempDir(), "disk"), ImagesDir: filepath.Join(t.TempDir(), "images")}
 	if err := os.Mkdir(cfg.ImagesDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -39,40 +39,35 @@ func importConfig(t *testing.T) ImportConfig {
 // TestImport: what was imported is an image like another, and importing it again
 // gives the same one.
 func TestImport(t *testing.T) {
-	cfg := importConfig(t)
+	cfg := diskConfig(t)
 	img, notes, err := Import(t.Context(), cfg, nil)
 	if err != nil || len(notes) != 0 {
 		t.Fatalf("%q, %v", notes, err)
 	}
-	opened, err := Open(img.Dir)
+	opened, err := image.Open(img.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := opened.readVerified().Files[rootFile]; !ok {
-		t.Error("the first boot would read the whole root disk again")
+	if _, err := os.Stat(filepath.Join(img.Dir, "verified.json")); err != nil {
+		t.Errorf("the first boot would read the whole root disk again: %v", err)
 	}
 	if err := opened.Check(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if opened.KernelVersion != "6.1.0-9-test" || opened.DiskBytes != 33<<20 || opened.Recipe != Imported || opened.Dir != img.Dir {
+	if opened.KernelVersion != "6.1.0-9-test" || opened.DiskBytes != 33<<20 || opened.Recipe != Disk || opened.Dir != img.Dir {
 		t.Errorf("manifest %+v", opened.Manifest)
 	}
-	for name, mode := range map[string]os.FileMode{".": 0o700, kernelFile: 0o400, initramfsFile: 0o400, rootFile: 0o400, manifestFile: 0o400} {
+	for name, mode := range map[string]os.FileMode{".": 0o700, "kernel": 0o400, "initramfs": 0o400, "root.img": 0o400, "manifest.json": 0o400} {
 		if info, err := os.Stat(filepath.Join(img.Dir, name)); err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v; want mode %v", name, err, mode)
 		}
 	}
-	boot, err := opened.bootInitramfs(t.Context(), filepath.Join(t.TempDir(), "cache"), strings.NewReader("agent"))
+	boot, err := opened.Boot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(boot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := unpackAll(t, data)
-	if want := "/holdpoint/crc16.ko\n/holdpoint/jbd2.ko\n/holdpoint/ext4.ko\n/holdpoint/virtio_ring.ko\n"; !strings.HasPrefix(files["holdpoint/modules"], want) {
-		t.Errorf("modules %q, want first %q", files["holdpoint/modules"], want)
+	if want := "/holdpoint/crc16.ko\n/holdpoint/jbd2.ko\n/holdpoint/ext4.ko\n/holdpoint/virtio_ring.ko\n"; !strings.Contains(string(boot.Initramfs), want) {
+		t.Errorf("no modules %q", want)
 	}
 	again, _, err := Import(t.Context(), cfg, nil)
 	if err != nil || again.BuildID != img.BuildID || !again.CreatedAt.Equal(img.CreatedAt) {
@@ -85,9 +80,9 @@ func TestImport(t *testing.T) {
 
 // TestImportLeavesNothing: neither one that is canceled nor one that is refused.
 func TestImportLeavesNothing(t *testing.T) {
-	cfg := importConfig(t)
+	cfg := diskConfig(t)
 	var phases []string
-	if _, _, err := Import(t.Context(), cfg, func(p Progress) {
+	if _, _, err := Import(t.Context(), cfg, func(p image.Progress) {
 		if len(phases) == 0 || phases[len(phases)-1] != p.Phase {
 			phases = append(phases, p.Phase)
 		}
@@ -100,7 +95,7 @@ func TestImportLeavesNothing(t *testing.T) {
 	}
 	for _, phase := range phases {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, _, err := Import(ctx, cfg, func(p Progress) {
+		_, _, err := Import(ctx, cfg, func(p image.Progress) {
 			if p.Phase == phase {
 				cancel()
 			}
@@ -110,14 +105,14 @@ func TestImportLeavesNothing(t *testing.T) {
 			t.Errorf("canceled when %s: %v", phase, err)
 		}
 	}
-	for says, change := range map[string]func(*ImportConfig){
-		"absolute":       func(c *ImportConfig) { c.Path = "disk" },
-		"initrd":         func(c *ImportConfig) { c.Initrd = c.Path },
-		"hexadecimal":    func(c *ImportConfig) { c.SHA256 = "abc" },
-		"its sha256":     func(c *ImportConfig) { c.SHA256 = strings.Repeat("a", 64) },
-		"no Linux":       func(c *ImportConfig) { c.Kernel = c.Path },
-		"--partition":    func(c *ImportConfig) { c.Partition = 2 },
-		"number, from 1": func(c *ImportConfig) { c.Partition = -1 },
+	for says, change := range map[string]func(*Config){
+		"absolute":       func(c *Config) { c.Path = "disk" },
+		"initrd":         func(c *Config) { c.Initrd = c.Path },
+		"hexadecimal":    func(c *Config) { c.SHA256 = "abc" },
+		"its sha256":     func(c *Config) { c.SHA256 = strings.Repeat("a", 64) },
+		"no Linux":       func(c *Config) { c.Kernel = c.Path },
+		"--partition":    func(c *Config) { c.Partition = 2 },
+		"number, from 1": func(c *Config) { c.Partition = -1 },
 	} {
 		bad := cfg
 		change(&bad)
@@ -134,14 +129,14 @@ func TestImportLeavesNothing(t *testing.T) {
 // in turn, as a power cut would. There is never half an image, and Sweep removes
 // the rest; the import can be done again.
 func TestImportStoppedAtEveryStep(t *testing.T) {
-	cfg := importConfig(t)
+	cfg := diskConfig(t)
 	cut := errors.New("power cut")
 	stride := 1
 	if testing.Short() {
 		stride = 4
 	}
 	for k := 0; ; k += stride {
-		home := testConfig(t)
+		home := homeConfig(t)
 		cfg.ImagesDir = home.ImagesDir
 		steps := 0
 		cfg.FS = &durable.FS{Before: func(durable.Step) error {
@@ -160,7 +155,7 @@ func TestImportStoppedAtEveryStep(t *testing.T) {
 		if !errors.Is(err, cut) {
 			t.Fatalf("step %d: %v", k, err)
 		}
-		if err := Sweep(t.Context(), home); err != nil {
+		if err := image.Sweep(t.Context(), home); err != nil {
 			t.Fatalf("step %d: %v", k, err)
 		}
 		cfg.FS = nil
@@ -175,4 +170,17 @@ func TestImportStoppedAtEveryStep(t *testing.T) {
 			t.Errorf("step %d, and again: images %v, %v", k, entries, err)
 		}
 	}
+}
+
+// homeConfig has all folders of a home that Sweep looks into.
+func homeConfig(t *testing.T) image.BuildConfig {
+	t.Helper()
+	home := t.TempDir()
+	cfg := image.BuildConfig{ImagesDir: filepath.Join(home, "images"), CacheDir: filepath.Join(home, "cache"), TempDir: filepath.Join(home, "tmp")}
+	for _, dir := range []string{cfg.ImagesDir, cfg.CacheDir, cfg.TempDir} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return cfg
 }
