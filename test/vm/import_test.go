@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/u-root/u-root/pkg/cpio"
@@ -26,7 +27,8 @@ import (
 //	baredisk FILE KERNEL INITRD
 //	                       copies the prepared image's root and its kernel, and
 //	                       makes an initrd with that one's modules
-func commands() map[string]func(*testscript.TestScript, bool, []string) {
+//	containers             writes container images, as containers says
+func commands(t testing.TB) map[string]func(*testscript.TestScript, bool, []string) {
 	all := session.Commands()
 	all["clouddisk"] = func(ts *testscript.TestScript, neg bool, args []string) {
 		session.Usage(ts, neg, args, 1, "clouddisk FILE")
@@ -38,6 +40,10 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		ts.Check(copyFile(filepath.Join(from, "root.img"), ts.MkAbs(args[0])))
 		ts.Check(copyFile(filepath.Join(from, "kernel"), ts.MkAbs(args[1])))
 		ts.Check(initrd(ts.MkAbs(args[2]), filepath.Join(from, "root.img")))
+	}
+	all["containers"] = func(ts *testscript.TestScript, neg bool, args []string) {
+		session.Usage(ts, neg, args, 0, "containers")
+		ts.Check(containers(t, ts.MkAbs(".")))
 	}
 	return all
 }

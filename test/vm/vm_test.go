@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 			s.Setup(env)
 			return nil
 		},
-		Cmds:                commands(),
+		Cmds:                commands(t),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 	})

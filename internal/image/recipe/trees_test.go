@@ -198,6 +198,8 @@ func TestKeyCoversInputs(t *testing.T) {
 		"suite":    func(in *inputs) { in.Suite = "trixie" },
 		"packages": func(in *inputs) { in.Packages = []string{"a,b"} },
 		"script":   func(in *inputs) { in.Script = "x" },
+		"user":     func(in *inputs) { in.User = "x" },
+		"files":    func(in *inputs) { in.Files = "x" },
 		"sources":  func(in *inputs) { in.Sources = nil },
 	} {
 		in := base
@@ -228,5 +230,47 @@ func TestArguments(t *testing.T) {
 	}
 	if slices.Contains(d.arguments("", ""), "--customize-hook="+scriptStep) {
 		t.Error("a build without a script runs one")
+	}
+}
+
+// TestAdditions: the user is there before files, which may be that one's, and
+// both before the script.
+func TestAdditions(t *testing.T) {
+	d := &Debian{more: Additions{User: "app"}}
+	args := d.arguments("/script", "/work/the files")
+	at := func(hook string) int { return slices.Index(args, "--customize-hook="+hook) }
+	user, files, script := at("user='app'\n"+userStep), at("tar-in '/work/the files' /"), at(scriptStep)
+	if kernel := at(kernelStep); kernel < 0 || user < kernel || files < user || script < files || at(finishStep) < script {
+		t.Errorf("the steps are %q", args)
+	}
+}
+
+// tarOf is a Files that changes when it is written again, if it is to.
+type tarOf struct {
+	content []string
+	written int
+}
+
+func (f *tarOf) WriteTar(_ context.Context, w io.Writer) error {
+	_, err := io.WriteString(w, f.content[min(f.written, len(f.content)-1)])
+	f.written++
+	return err
+}
+
+func TestKeepFiles(t *testing.T) {
+	for _, files := range []*tarOf{{content: []string{"a"}}, {content: []string{"a", "b"}}} {
+		sum, err := writeFiles(t.Context(), files, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &Debian{more: Additions{Files: files}, inputs: inputs{Files: sum}}
+		path := filepath.Join(t.TempDir(), "files")
+		err = d.keepFiles(t.Context(), path)
+		if data, _ := os.ReadFile(path); len(files.content) == 1 && (err != nil || string(data) != "a") {
+			t.Errorf("%q, %v", data, err)
+		}
+		if len(files.content) == 2 && !errdefs.Is(err, errdefs.Conflict) {
+			t.Errorf("changed files: %v", err)
+		}
 	}
 }
