@@ -76,9 +76,9 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%v; want %q", err, says)
 		}
 	}
-	other := some()
+	same, other := some(), some()
 	other.User = "app"
-	if some().Digest() != some().Digest() || other.Digest() == some().Digest() {
+	if same.Digest() != some().Digest() || other.Digest() == some().Digest() {
 		t.Error("the digest does not tell them apart")
 	}
 }
