@@ -19,9 +19,9 @@ func Shell() []string { return []string{"sh", "-c", strings.ReplaceAll(loginShel
 // IsLoginShell reports whether argv is that of LoginShell.
 func IsLoginShell(argv []string) bool { return slices.Equal(argv, LoginShell()) }
 
-// Name names a command for people: quoted, and a login shell as "shell".
+// Name names a command for people: quoted, and that of verb shell as "shell".
 func Name(argv []string) string {
-	if IsLoginShell(argv) {
+	if IsLoginShell(argv) || slices.Equal(argv, Shell()) {
 		return "shell"
 	}
 	return Quote(argv...)

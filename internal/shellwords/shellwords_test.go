@@ -16,6 +16,9 @@ func TestName(t *testing.T) {
 	if got := shellwords.Name(shellwords.LoginShell()); got != "shell" {
 		t.Errorf("a login shell is called %s", got)
 	}
+	if got := shellwords.Name(shellwords.Shell()); got != "shell" {
+		t.Errorf("a shell is called %s", got)
+	}
 	if got, want := shellwords.Name([]string{"sh", "-c", "sleep 1"}), "sh -c 'sleep 1'"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
