@@ -84,8 +84,8 @@ type dialStream = connect.BidiStream[agentv1.DialRequest, agentv1.DialResponse]
 const dialTimeout = 10 * time.Second
 
 // Dial connects to a port on the loopback, IPv4 first, and carries its bytes.
-// The stream ends when the connection's other side has sent its last byte; a
-// reset is an error.
+// The stream ends when the connection's other side has sent its last byte, or,
+// where half closes were asked for, when both have; a reset is an error.
 func (a *Agent) Dial(ctx context.Context, stream *dialStream) error {
 	if err := a.ready(); err != nil {
 		return wire.Encode(err)
@@ -103,8 +103,19 @@ func (a *Agent) Dial(ctx context.Context, stream *dialStream) error {
 	if err := stream.Send(&agentv1.DialResponse{Message: &agentv1.DialResponse_Connected{Connected: &agentv1.DialEnd{}}}); err != nil {
 		return err
 	}
-	a.streams.Go(func() { carryTo(conn, stream) })
-	return wire.Encode(carryFrom(conn, stream))
+	said := make(chan struct{})
+	a.streams.Go(func() {
+		defer close(said)
+		carryTo(conn, stream)
+	})
+	if err := carryFrom(conn, stream); err != nil || !first.GetHalfClose() {
+		return wire.Encode(err)
+	}
+	if err := stream.Send(&agentv1.DialResponse{Message: &agentv1.DialResponse_End{End: &agentv1.DialEnd{}}}); err != nil {
+		return err
+	}
+	<-said
+	return nil
 }
 
 func dialLoopback(ctx context.Context, port uint32) (*net.TCPConn, error) {
@@ -131,10 +142,7 @@ func carryTo(conn *net.TCPConn, stream *dialStream) {
 		m, err := stream.Receive()
 		if err != nil || m.GetEnd() != nil {
 			_ = conn.CloseWrite() // if the stream broke, the handler closes all of it
-			if err != nil {
-				return
-			}
-			continue
+			return
 		}
 		if _, err := conn.Write(m.GetData()); err != nil {
 			return // carryFrom learns why

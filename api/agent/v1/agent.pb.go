@@ -1672,7 +1672,10 @@ type DialRequest struct {
 	//	*DialRequest_Port
 	//	*DialRequest_Data
 	//	*DialRequest_End
-	Message       isDialRequest_Message `protobuf_oneof:"message"`
+	Message isDialRequest_Message `protobuf_oneof:"message"`
+	// Of the first message: the port may end its half first. The response says so
+	// by end, and the stream goes on until both halves have ended.
+	HalfClose     bool `protobuf:"varint,4,opt,name=half_close,json=halfClose,proto3" json:"half_close,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1741,6 +1744,13 @@ func (x *DialRequest) GetEnd() *DialEnd {
 	return nil
 }
 
+func (x *DialRequest) GetHalfClose() bool {
+	if x != nil {
+		return x.HalfClose
+	}
+	return false
+}
+
 type isDialRequest_Message interface {
 	isDialRequest_Message()
 }
@@ -1807,6 +1817,7 @@ type DialResponse struct {
 	//
 	//	*DialResponse_Connected
 	//	*DialResponse_Data
+	//	*DialResponse_End
 	Message       isDialResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1867,6 +1878,15 @@ func (x *DialResponse) GetData() []byte {
 	return nil
 }
 
+func (x *DialResponse) GetEnd() *DialEnd {
+	if x != nil {
+		if x, ok := x.Message.(*DialResponse_End); ok {
+			return x.End
+		}
+	}
+	return nil
+}
+
 type isDialResponse_Message interface {
 	isDialResponse_Message()
 }
@@ -1880,9 +1900,16 @@ type DialResponse_Data struct {
 	Data []byte `protobuf:"bytes,2,opt,name=data,proto3,oneof"`
 }
 
+type DialResponse_End struct {
+	// No more data follows; only where half_close was asked for.
+	End *DialEnd `protobuf:"bytes,3,opt,name=end,proto3,oneof"`
+}
+
 func (*DialResponse_Connected) isDialResponse_Message() {}
 
 func (*DialResponse_Data) isDialResponse_Message() {}
+
+func (*DialResponse_End) isDialResponse_Message() {}
 
 type FactsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2304,16 +2331,19 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fDownloadRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"&\n" +
 	"\x10DownloadResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"u\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x94\x01\n" +
 	"\vDialRequest\x12\x14\n" +
 	"\x04port\x18\x01 \x01(\rH\x00R\x04port\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04data\x12/\n" +
-	"\x03end\x18\x03 \x01(\v2\x1b.holdpoint.agent.v1.DialEndH\x00R\x03endB\t\n" +
+	"\x03end\x18\x03 \x01(\v2\x1b.holdpoint.agent.v1.DialEndH\x00R\x03end\x12\x1d\n" +
+	"\n" +
+	"half_close\x18\x04 \x01(\bR\thalfCloseB\t\n" +
 	"\amessage\"\t\n" +
-	"\aDialEnd\"l\n" +
+	"\aDialEnd\"\x9d\x01\n" +
 	"\fDialResponse\x12;\n" +
 	"\tconnected\x18\x01 \x01(\v2\x1b.holdpoint.agent.v1.DialEndH\x00R\tconnected\x12\x14\n" +
-	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\t\n" +
+	"\x04data\x18\x02 \x01(\fH\x00R\x04data\x12/\n" +
+	"\x03end\x18\x03 \x01(\v2\x1b.holdpoint.agent.v1.DialEndH\x00R\x03endB\t\n" +
 	"\amessage\"\x0e\n" +
 	"\fFactsRequest\"\x86\x01\n" +
 	"\rFactsResponse\x129\n" +
@@ -2409,35 +2439,36 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	21, // 11: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
 	26, // 12: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
 	26, // 13: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
-	30, // 14: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
-	31, // 15: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
-	0,  // 16: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
-	2,  // 17: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
-	5,  // 18: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
-	7,  // 19: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
-	9,  // 20: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
-	17, // 21: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
-	20, // 22: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
-	23, // 23: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
-	25, // 24: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
-	28, // 25: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
-	32, // 26: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
-	1,  // 27: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
-	3,  // 28: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
-	6,  // 29: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
-	8,  // 30: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
-	14, // 31: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
-	18, // 32: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	22, // 33: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	24, // 34: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	27, // 35: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
-	29, // 36: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	33, // 37: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
-	27, // [27:38] is the sub-list for method output_type
-	16, // [16:27] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	26, // 14: holdpoint.agent.v1.DialResponse.end:type_name -> holdpoint.agent.v1.DialEnd
+	30, // 15: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
+	31, // 16: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
+	0,  // 17: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
+	2,  // 18: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
+	5,  // 19: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
+	7,  // 20: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
+	9,  // 21: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
+	17, // 22: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
+	20, // 23: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
+	23, // 24: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
+	25, // 25: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
+	28, // 26: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
+	32, // 27: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
+	1,  // 28: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
+	3,  // 29: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
+	6,  // 30: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
+	8,  // 31: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
+	14, // 32: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
+	18, // 33: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	22, // 34: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	24, // 35: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	27, // 36: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
+	29, // 37: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	33, // 38: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
+	28, // [28:39] is the sub-list for method output_type
+	17, // [17:28] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2471,6 +2502,7 @@ func file_agent_v1_agent_proto_init() {
 	file_agent_v1_agent_proto_msgTypes[27].OneofWrappers = []any{
 		(*DialResponse_Connected)(nil),
 		(*DialResponse_Data)(nil),
+		(*DialResponse_End)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -1074,7 +1074,9 @@ type RouteChange struct {
 	// has after a restore that keeps routes.
 	Listening string `protobuf:"bytes,5,opt,name=listening,proto3" json:"listening,omitempty"`
 	// The other machine, of a foreign one.
-	Owner         string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
+	// http, tcp.
+	Protocol      string `protobuf:"bytes,7,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1147,6 +1149,13 @@ func (x *RouteChange) GetListening() string {
 func (x *RouteChange) GetOwner() string {
 	if x != nil {
 		return x.Owner
+	}
+	return ""
+}
+
+func (x *RouteChange) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
 	}
 	return ""
 }
@@ -2025,12 +2034,17 @@ func (x *Checkpoint) GetPlatform() string {
 }
 
 type Route struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	Url           string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
-	Machine       string                 `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
-	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
-	MachineId     string                 `protobuf:"bytes,5,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The host name; of a TCP route the address on the host, 127.0.0.1:PORT.
+	Host      string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Url       string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	Machine   string `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
+	Port      uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	MachineId string `protobuf:"bytes,5,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
+	// http, tcp.
+	Protocol string `protobuf:"bytes,6,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Why the host does not listen for a TCP route; empty while it does.
+	Problem       string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2096,6 +2110,20 @@ func (x *Route) GetPort() uint32 {
 func (x *Route) GetMachineId() string {
 	if x != nil {
 		return x.MachineId
+	}
+	return ""
+}
+
+func (x *Route) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *Route) GetProblem() string {
+	if x != nil {
+		return x.Problem
 	}
 	return ""
 }
@@ -4017,7 +4045,9 @@ type GuestLogsRequest struct {
 	Machine string                 `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
 	Follow  bool                   `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
 	// Only the last lines; 0 for all.
-	Tail          uint32 `protobuf:"varint,3,opt,name=tail,proto3" json:"tail,omitempty"`
+	Tail uint32 `protobuf:"varint,3,opt,name=tail,proto3" json:"tail,omitempty"`
+	// What came through this route of the machine instead, by its host.
+	Route         string `protobuf:"bytes,4,opt,name=route,proto3" json:"route,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4071,6 +4101,13 @@ func (x *GuestLogsRequest) GetTail() uint32 {
 		return x.Tail
 	}
 	return 0
+}
+
+func (x *GuestLogsRequest) GetRoute() string {
+	if x != nil {
+		return x.Route
+	}
+	return ""
 }
 
 type GuestLogsResponse struct {
@@ -4567,7 +4604,11 @@ type ExposeRequest struct {
 	Machine   string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`
 	Port      uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	// Empty: MACHINE.localhost.
-	Host          string `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
+	Host string `protobuf:"bytes,4,opt,name=host,proto3" json:"host,omitempty"`
+	// A TCP route: a port of the host's loopback leads to the machine's port.
+	Tcp bool `protobuf:"varint,5,opt,name=tcp,proto3" json:"tcp,omitempty"`
+	// That port of the host; 0 for one that is free.
+	Listen        uint32 `protobuf:"varint,6,opt,name=listen,proto3" json:"listen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4630,10 +4671,25 @@ func (x *ExposeRequest) GetHost() string {
 	return ""
 }
 
+func (x *ExposeRequest) GetTcp() bool {
+	if x != nil {
+		return x.Tcp
+	}
+	return false
+}
+
+func (x *ExposeRequest) GetListen() uint32 {
+	if x != nil {
+		return x.Listen
+	}
+	return 0
+}
+
 type UnexposeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Host          string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// A host name, or the address of a TCP route.
+	Host          string `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5031,14 +5087,15 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x06Effect\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12*\n" +
-	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x93\x01\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xaf\x01\n" +
 	"\vRouteChange\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x16\n" +
 	"\x06change\x18\x02 \x01(\tR\x06change\x12\x12\n" +
 	"\x04then\x18\x03 \x01(\rR\x04then\x12\x10\n" +
 	"\x03now\x18\x04 \x01(\rR\x03now\x12\x1c\n" +
 	"\tlistening\x18\x05 \x01(\tR\tlistening\x12\x14\n" +
-	"\x05owner\x18\x06 \x01(\tR\x05owner\"\xcb\x02\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\x12\x1a\n" +
+	"\bprotocol\x18\a \x01(\tR\bprotocol\"\xcb\x02\n" +
 	"\x04Spec\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1d\n" +
@@ -5139,14 +5196,16 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\rmemory_layers\x18\x15 \x03(\tR\fmemoryLayers\x12\x12\n" +
 	"\x04pool\x18\x16 \x01(\rR\x04pool\x12\x1a\n" +
 	"\bstandbys\x18\x17 \x01(\rR\bstandbys\x12\x1a\n" +
-	"\bplatform\x18\x18 \x01(\tR\bplatform\"z\n" +
+	"\bplatform\x18\x18 \x01(\tR\bplatform\"\xb0\x01\n" +
 	"\x05Route\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +
 	"\amachine\x18\x03 \x01(\tR\amachine\x12\x12\n" +
 	"\x04port\x18\x04 \x01(\rR\x04port\x12\x1d\n" +
 	"\n" +
-	"machine_id\x18\x05 \x01(\tR\tmachineId\"\x15\n" +
+	"machine_id\x18\x05 \x01(\tR\tmachineId\x12\x1a\n" +
+	"\bprotocol\x18\x06 \x01(\tR\bprotocol\x12\x18\n" +
+	"\aproblem\x18\a \x01(\tR\aproblem\"\x15\n" +
 	"\x13DaemonStatusRequest\"\xd9\x01\n" +
 	"\x14DaemonStatusResponse\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x14\n" +
@@ -5289,11 +5348,12 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x11GuestDialResponse\x12:\n" +
 	"\amessage\x18\x01 \x01(\v2 .holdpoint.agent.v1.DialResponseR\amessage\"-\n" +
 	"\x11GuestFactsRequest\x12\x18\n" +
-	"\amachine\x18\x01 \x01(\tR\amachine\"X\n" +
+	"\amachine\x18\x01 \x01(\tR\amachine\"n\n" +
 	"\x10GuestLogsRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
-	"\x04tail\x18\x03 \x01(\rR\x04tail\"?\n" +
+	"\x04tail\x18\x03 \x01(\rR\x04tail\x12\x14\n" +
+	"\x05route\x18\x04 \x01(\tR\x05route\"?\n" +
 	"\x11GuestLogsResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
 	"\x06silent\x18\x02 \x01(\tR\x06silent\"\xec\x01\n" +
@@ -5338,13 +5398,15 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"checkpoint\x18\x02 \x01(\tR\n" +
 	"checkpoint\x12\x18\n" +
 	"\amachine\x18\x03 \x01(\tR\amachine\x12\x14\n" +
-	"\x05count\x18\x04 \x01(\rR\x05count\"p\n" +
+	"\x05count\x18\x04 \x01(\rR\x05count\"\x9a\x01\n" +
 	"\rExposeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
 	"\amachine\x18\x02 \x01(\tR\amachine\x12\x12\n" +
 	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
-	"\x04host\x18\x04 \x01(\tR\x04host\"D\n" +
+	"\x04host\x18\x04 \x01(\tR\x04host\x12\x10\n" +
+	"\x03tcp\x18\x05 \x01(\bR\x03tcp\x12\x16\n" +
+	"\x06listen\x18\x06 \x01(\rR\x06listen\"D\n" +
 	"\x0fUnexposeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +

@@ -57,6 +57,8 @@ type guestConn struct {
 	port   int
 	end    func()
 	rest   []byte
+	// ended: the port has sent its last byte, and may still be written to.
+	ended bool
 
 	write    sync.Mutex
 	deadline *time.Timer
@@ -65,7 +67,7 @@ type guestConn struct {
 
 func dialGuest(ctx context.Context, run *fleet.Run, port int, end func()) (net.Conn, error) {
 	stream := run.Agent().Dial(ctx)
-	err := stream.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_Port{Port: uint32(port)}})
+	err := stream.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_Port{Port: uint32(port)}, HalfClose: true})
 	if err == nil || errors.Is(err, io.EOF) {
 		_, err = stream.Receive()
 	}
@@ -79,12 +81,18 @@ func dialGuest(ctx context.Context, run *fleet.Run, port int, end func()) (net.C
 // Read gives what the port sent.
 func (c *guestConn) Read(p []byte) (int, error) {
 	for len(c.rest) == 0 {
+		if c.ended {
+			return 0, io.EOF
+		}
 		message, err := c.stream.Receive()
 		if err != nil {
 			if errors.Is(err, io.EOF) { // Connect wraps it
 				return 0, io.EOF
 			}
 			return 0, wire.Decode(err)
+		}
+		if message.GetEnd() != nil {
+			c.ended = true
 		}
 		c.rest = message.GetData()
 	}

@@ -859,7 +859,7 @@ type GuestServiceClient interface {
 	// Dial carries the bytes of one TCP connection to a port in the machine.
 	Dial(context.Context) *connect.BidiStreamForClient[v1.GuestDialRequest, v1.GuestDialResponse]
 	Facts(context.Context, *connect.Request[v1.GuestFactsRequest]) (*connect.Response[v11.FactsResponse], error)
-	// Logs sends the console of the machine's runs.
+	// Logs sends the console of the machine's runs, or what a route has served.
 	Logs(context.Context, *connect.Request[v1.GuestLogsRequest]) (*connect.ServerStreamForClient[v1.GuestLogsResponse], error)
 }
 
@@ -975,7 +975,7 @@ type GuestServiceHandler interface {
 	// Dial carries the bytes of one TCP connection to a port in the machine.
 	Dial(context.Context, *connect.BidiStream[v1.GuestDialRequest, v1.GuestDialResponse]) error
 	Facts(context.Context, *connect.Request[v1.GuestFactsRequest]) (*connect.Response[v11.FactsResponse], error)
-	// Logs sends the console of the machine's runs.
+	// Logs sends the console of the machine's runs, or what a route has served.
 	Logs(context.Context, *connect.Request[v1.GuestLogsRequest], *connect.ServerStream[v1.GuestLogsResponse]) error
 }
 
