@@ -29,6 +29,7 @@ var levels = map[string]int{
 	"internal/store":     1,
 	"internal/sparse":    1,
 	"internal/oci":       1,
+	"internal/accesslog": 1,
 	// 2: the machine.
 	"internal/machine": 2,
 	"internal/qemu":    2,

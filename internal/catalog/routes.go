@@ -34,7 +34,7 @@ func (c *Catalog) PutRoute(ctx context.Context, r Route) error {
 			return err
 		}
 		if len(old) > 0 && old[0].MachineID != r.MachineID {
-			return errdefs.New(errdefs.Conflict, "publish host %q: it leads to machine %q; choose another host, or withdraw it with: holdpoint unexpose %s",
+			return errdefs.New(errdefs.Conflict, "publish %q: it leads to machine %q; choose another, or withdraw it with: holdpoint unexpose %s",
 				r.Host, old[0].Machine, r.Host)
 		}
 		return t.Do(`INSERT INTO routes VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET port = excluded.port`,

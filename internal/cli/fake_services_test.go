@@ -40,7 +40,7 @@ func image() *holdpointv1.Image {
 }
 
 func route() *holdpointv1.Route {
-	return &holdpointv1.Route{Host: "app.localhost", Url: "http://app.localhost:7780", Machine: "web", Port: 9090, MachineId: "m0123456789abcde"}
+	return &holdpointv1.Route{Host: "app.localhost", Url: "http://app.localhost:7780", Machine: "web", Port: 9090, MachineId: "m0123456789abcde", Protocol: "http"}
 }
 
 func checkpoint(n int) *holdpointv1.Checkpoint {

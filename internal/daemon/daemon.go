@@ -111,10 +111,23 @@ type Daemon struct {
 	stopOnce    sync.Once
 
 	mu sync.Mutex
-	// proxy is the address of the proxy; empty until it listens.
-	proxy string
-	// settled is called after each operation; nil until the proxy listens.
-	settled func(ctx context.Context)
+	// proxy is nil until it listens.
+	proxy Proxy
+}
+
+// Proxy is what serves the published routes.
+type Proxy interface {
+	// Addr is where it listens for requests of HTTP.
+	Addr() string
+	// Reserve listens on a port of the host's loopback for a TCP route, which
+	// has to be in the catalog when release is called. CONFLICT is a port that
+	// somebody else has.
+	Reserve(port int) (release func(), err error)
+	// Problem is why the port of a TCP route is not listened on; nil while it is.
+	Problem(port int) error
+	// Settle is called after each operation, when routes and machines may be
+	// others.
+	Settle(ctx context.Context)
 }
 
 // Open makes a daemon of the home. A home that has one is a CONFLICT.
@@ -173,7 +186,10 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host, Chains: d.chains, Memory: d.memory,
 		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log, Ended: d.ended,
 	})
-	d.view = &view.Viewer{Catalog: cat, Keeper: d.keeper, Proxy: d.proxyAddress}
+	d.view = &view.Viewer{
+		Catalog: cat, Keeper: d.keeper, Proxy: func() string { return d.doors().Addr() },
+		Problem: func(port int) error { return d.doors().Problem(port) },
+	}
 	d.prover = proof.New(proof.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Keeper: d.keeper, Memory: d.memory, Capturer: d.capturer, Overlays: cfg.Host, Engine: d.engine,
 		When: cfg.Verify, Log: cfg.Log,
@@ -247,17 +263,20 @@ func (d *Daemon) Stop() { d.stopOnce.Do(func() { close(d.stop) }) }
 // Stopping is closed when Stop was called.
 func (d *Daemon) Stopping() <-chan struct{} { return d.stop }
 
-// SetProxy tells the daemon where the proxy of its routes listens. settled is
-// called after each operation, when routes and machines may be others.
-func (d *Daemon) SetProxy(address string, settled func(ctx context.Context)) {
+// SetProxy tells the daemon what serves its routes.
+func (d *Daemon) SetProxy(p Proxy) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.proxy, d.settled = address, settled
+	d.proxy = p
 }
 
-func (d *Daemon) proxyAddress() string {
+// doors is what serves the routes; it refuses until it listens.
+func (d *Daemon) doors() Proxy {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.proxy == nil {
+		return noProxy{}
+	}
 	return d.proxy
 }
 
@@ -274,12 +293,7 @@ func (d *Daemon) Close(ctx context.Context) error {
 // sweep removes, after an operation, layers and ended runs that nothing needs
 // any more, and lets the proxy look at its connections.
 func (d *Daemon) sweep(ctx context.Context) {
-	d.mu.Lock()
-	settled := d.settled
-	d.mu.Unlock()
-	if settled != nil {
-		settled(ctx)
-	}
+	d.doors().Settle(ctx)
 	if err := d.keeper.Sweep(ctx); err != nil {
 		d.cfg.Log.Warn("sweep ended runs", "error", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/api/holdpoint/v1/holdpointv1connect"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -44,28 +45,46 @@ func (d *Daemon) Route(ctx context.Context, host string) (catalog.Route, catalog
 	return route, m, err
 }
 
-// Published is a route with the generation of its machine.
+// noProxy is there until the proxy is.
+type noProxy struct{}
+
+func (noProxy) Addr() string { return "" }
+
+func (noProxy) Reserve(int) (func(), error) {
+	return nil, errdefs.New(errdefs.WrongState, "expose: the daemon is starting; try again")
+}
+
+func (noProxy) Problem(int) error { return nil }
+
+func (noProxy) Settle(context.Context) {}
+
+// Published is where a published route leads now.
 type Published struct {
+	Host       string
 	MachineID  string
 	Generation uint64
 	Port       int
 }
 
-// Published gives where all published host names lead now.
-func (d *Daemon) Published(ctx context.Context) (map[Published]bool, error) {
-	routes, err := d.catalog.ListRoutes(ctx, "")
+// Published gives where all routes lead now, and the ids of all machines.
+func (d *Daemon) Published(ctx context.Context) (routes []Published, machines map[string]bool, err error) {
+	list, err := d.catalog.ListMachines(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	published := map[Published]bool{}
-	for _, r := range routes {
-		m, err := d.catalog.GetMachine(ctx, r.MachineID)
-		if err != nil {
-			return nil, err
-		}
-		published[Published{MachineID: m.ID, Generation: m.Generation, Port: r.Port}] = true
+	generation := map[string]uint64{}
+	machines = map[string]bool{}
+	for _, m := range list {
+		generation[m.ID], machines[m.ID] = m.Generation, true
 	}
-	return published, nil
+	published, err := d.catalog.ListRoutes(ctx, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range published {
+		routes = append(routes, Published{Host: r.Host, MachineID: r.MachineID, Generation: generation[r.MachineID], Port: r.Port})
+	}
+	return routes, machines, nil
 }
 
 // DialPort connects to a port in a machine; see guest.Service.DialPort.

@@ -89,7 +89,7 @@ func (d daemonAPI) Status(ctx context.Context, _ *connect.Request[holdpointv1.Da
 		return nil, wire.Encode(err)
 	}
 	out := &holdpointv1.DaemonStatusResponse{
-		Pid: int64(os.Getpid()), Build: d.cfg.Build, Home: d.cfg.Home.Dir(), Proxy: d.proxyAddress(),
+		Pid: int64(os.Getpid()), Build: d.cfg.Build, Home: d.cfg.Home.Dir(), Proxy: d.doors().Addr(),
 		Machines: uint32(len(machines)), StartedAt: timestamppb.New(d.started),
 	}
 	for _, m := range machines {

@@ -98,6 +98,9 @@ func (h *Home) LogDir() string { return filepath.Join(h.dir, "log") }
 // DaemonLog is what a daemon started by the command line prints.
 func (h *Home) DaemonLog() string { return filepath.Join(h.LogDir(), "daemon.log") }
 
+// AccessLogs is the folder of what came through routes, by machine and route.
+func (h *Home) AccessLogs() string { return filepath.Join(h.LogDir(), "routes") }
+
 // ProxyPort remembers the port of the proxy, so that published URLs stay.
 func (h *Home) ProxyPort() string { return filepath.Join(h.dir, "proxy.port") }
 

@@ -21,6 +21,7 @@ import (
 
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 
+	"github.com/holdpoint/holdpoint/internal/accesslog"
 	"github.com/holdpoint/holdpoint/internal/daemon"
 	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/durable"
@@ -114,7 +115,8 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 			log.Debug("close the proxy", "error", closeErr)
 		}
 	}()
-	d.SetProxy(door.Addr(), func(ctx context.Context) { cutDead(ctx, d, door, log) })
+	d.SetProxy(door)
+	door.Settle(ctx)
 	listener, err := d.Listen()
 	if err != nil {
 		return err
@@ -132,14 +134,15 @@ func Daemon(ctx context.Context, cfg DaemonConfig) (err error) {
 
 // startProxy starts the proxy on the port that the home's published URLs had
 // before, as long as it is free.
-func startProxy(cfg DaemonConfig, d *daemon.Daemon, log *slog.Logger) (*proxy.Proxy, error) {
+func startProxy(cfg DaemonConfig, d *daemon.Daemon, log *slog.Logger) (*front, error) {
 	path := cfg.Home.ProxyPort()
 	remembered, _ := os.ReadFile(path)          // none yet, or nothing is lost
 	port, _ := strconv.Atoi(string(remembered)) // 0 is the default
 	if port < 0 || port > 65535 {
 		port = 0
 	}
-	door, err := proxy.Start(proxy.Config{Backend: backend{d}, Logger: log, Port: port})
+	visits := accesslog.New(cfg.Home.AccessLogs())
+	door, err := proxy.Start(proxy.Config{Backend: backend{d}, Visits: visits, Logger: log, Port: port})
 	if err != nil {
 		return nil, fmt.Errorf("start the proxy: %w", err)
 	}
@@ -153,20 +156,41 @@ func startProxy(cfg DaemonConfig, d *daemon.Daemon, log *slog.Logger) (*proxy.Pr
 	if err != nil {
 		log.Warn("remember the port of the proxy", "error", err)
 	}
-	return door, nil
+	return &front{Proxy: door, daemon: d, visits: visits, log: log}, nil
 }
 
-// cutDead ends the proxy's connections into machines that no route leads to
-// any more: a withdrawn or moved one, or one of an older generation.
-func cutDead(ctx context.Context, d *daemon.Daemon, door *proxy.Proxy, log *slog.Logger) {
-	published, err := d.Published(ctx)
+// front is the proxy as the daemon sees it.
+type front struct {
+	*proxy.Proxy
+	daemon *daemon.Daemon
+	visits *accesslog.Log
+	log    *slog.Logger
+}
+
+// Settle ends the proxy's connections into machines that no route leads to any
+// more: a withdrawn or moved one, or one of an older generation. It listens for
+// the TCP routes that there are, and drops the logs of machines that are gone.
+func (f *front) Settle(ctx context.Context) {
+	routes, machines, err := f.daemon.Published(ctx)
 	if err != nil {
-		log.Warn("look for connections of withdrawn routes", "error", err)
+		f.log.Warn("look for what routes there are", "error", err)
 		return
 	}
-	door.Cut(func(t proxy.Target) bool {
-		return !published[daemon.Published{MachineID: t.MachineID, Generation: t.Generation, Port: t.Port}]
+	leads, ports := map[proxy.Target]bool{}, map[int]bool{}
+	for _, r := range routes {
+		leads[proxy.Target{MachineID: r.MachineID, Generation: r.Generation, Port: r.Port}] = true
+		if listen := machine.ListenPort(r.Host); listen != 0 {
+			ports[listen] = true
+		}
+	}
+	f.Proxy.Settle(ports)
+	f.Cut(func(t proxy.Target) bool {
+		t.Machine = ""
+		return !leads[t]
 	})
+	if err := f.visits.Keep(func(id string) bool { return machines[id] }); err != nil {
+		f.log.Warn("remove the logs of routes", "error", err)
+	}
 }
 
 // backend is the daemon as the proxy sees it.

@@ -21,6 +21,7 @@ import (
 type logsOptions struct {
 	follow  bool
 	network bool
+	route   string
 	tail    uint32
 }
 
@@ -28,12 +29,17 @@ type logsOptions struct {
 func NewLogs(a *app.App) *cobra.Command {
 	var o logsOptions
 	cmd := a.Command(app.Verb{
-		Use: "logs MACHINE [flags]", Short: "Print a machine's console, or what its network refused",
+		Use: "logs MACHINE [flags]", Short: "Print a machine's console, what came through a route, or what its network refused",
 		Long: `Print a machine's console: of the run that goes on and of the last five that ended,
 oldest first. A run ends when the machine stops, is suspended or is restored; --tail
 counts its lines from the end of the newest. A machine that continued from its
 image's kept boot, or from a checkpoint, has said nothing before; one line on stderr
 says so where there is nothing to print.
+
+With --route print what came through a route of the machine, a line for each: time,
+client, method, path without the query, protocol, status, bytes of the answer,
+duration, and what went wrong. A line of a TCP route has the bytes to the machine and
+from it. The last 0.5 to 1 MiB of each route are kept, as long as the machine is.
 
 With --network print which destinations the machine was refused, and why, since its
 monitor began; the last one first. See "holdpoint run" for the networks there are.`,
@@ -43,6 +49,8 @@ monitor began; the last one first. See "holdpoint run" for the networks there ar
 	})
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with what comes")
 	cmd.Flags().BoolVar(&o.network, "network", false, "what the network refused instead")
+	cmd.Flags().StringVar(&o.route, "route", "", "what came through the route with this host name or address instead")
+	cmd.MarkFlagsMutuallyExclusive("network", "route")
 	cmd.Flags().Uint32VarP(&o.tail, "tail", "n", 0, "only the last lines (default all)")
 	return cmd
 }
@@ -59,7 +67,7 @@ func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) err
 	}
 	return a.Once(ctx, func(ctx context.Context, c *client.Client) error {
 		stream, err := c.Guest.Logs(ctx, connect.NewRequest(&holdpointv1.GuestLogsRequest{
-			Machine: machine, Follow: o.follow, Tail: o.tail,
+			Machine: machine, Follow: o.follow, Tail: o.tail, Route: o.route,
 		}))
 		if err != nil {
 			return err
@@ -78,7 +86,7 @@ func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) err
 				a.Say(why)
 			}
 			if _, err := out.Write(stream.Msg().GetData()); err != nil {
-				return fmt.Errorf("print the console: %w", err)
+				return fmt.Errorf("print the log: %w", err)
 			}
 		}
 		if err := stream.Err(); err != nil && (!o.follow || !errors.Is(ctx.Err(), context.Canceled)) {

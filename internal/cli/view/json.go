@@ -116,13 +116,15 @@ type Checkpoint struct {
 	Platform     json.RawMessage `json:"platform" doc:"what it rests on: accelerator, QEMU line, machine type, CPU model and so on"`
 }
 
-// Route is a published host name.
+// Route is a published host name, or a TCP route.
 type Route struct {
-	Host      string `json:"host"`
+	Host      string `json:"host" doc:"the host name, or of a TCP route its address on the host, 127.0.0.1:PORT"`
 	URL       string `json:"url"`
 	Machine   string `json:"machine"`
 	MachineID string `json:"machine_id"`
-	Port      uint32 `json:"port"`
+	Port      uint32 `json:"port" doc:"the port in the machine"`
+	Protocol  string `json:"protocol" doc:"http or tcp"`
+	Problem   string `json:"problem" doc:"why the host does not listen for a TCP route"`
 }
 
 // RouteChange is one line of a restore's plan.
@@ -133,6 +135,7 @@ type RouteChange struct {
 	Now       uint32 `json:"now" doc:"the port now, 0 for none"`
 	Listening string `json:"listening" doc:"yes, no or unknown: whether something will listen on the route's port after the restore"`
 	Owner     string `json:"owner" doc:"the other machine that has the host name, of a foreign one"`
+	Protocol  string `json:"protocol" doc:"http or tcp"`
 }
 
 // Operation is one long-running request.
@@ -229,14 +232,17 @@ func object(text string) json.RawMessage {
 
 // RouteOf makes the view of a route.
 func RouteOf(r *holdpointv1.Route) Route {
-	return Route{Host: r.GetHost(), URL: r.GetUrl(), Machine: r.GetMachine(), MachineID: r.GetMachineId(), Port: r.GetPort()}
+	return Route{
+		Host: r.GetHost(), URL: r.GetUrl(), Machine: r.GetMachine(), MachineID: r.GetMachineId(), Port: r.GetPort(),
+		Protocol: r.GetProtocol(), Problem: r.GetProblem(),
+	}
 }
 
 // RouteChangeOf makes the view of a line of a restore's plan.
 func RouteChangeOf(r *holdpointv1.RouteChange) RouteChange {
 	return RouteChange{
 		Host: r.GetHost(), Change: r.GetChange(), Then: r.GetThen(), Now: r.GetNow(),
-		Listening: r.GetListening(), Owner: r.GetOwner(),
+		Listening: r.GetListening(), Owner: r.GetOwner(), Protocol: r.GetProtocol(),
 	}
 }
 

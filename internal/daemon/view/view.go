@@ -28,6 +28,8 @@ type Viewer struct {
 	Keeper  *keeper.Keeper
 	// Proxy is the address of the proxy now; empty until it listens.
 	Proxy func() string
+	// Problem is why the host does not listen for a TCP route; nil while it does.
+	Problem func(port int) error
 
 	looked   sync.Once
 	tracking string
@@ -127,6 +129,7 @@ func (v *Viewer) Checkpoint(ctx context.Context, k checkpoint.Checkpoint, m cata
 	for _, r := range k.Routes {
 		view.Routes = append(view.Routes, &holdpointv1.Route{
 			Host: r.Host, Url: v.url(r.Host), Machine: m.Name, MachineId: m.ID, Port: uint32(r.Port),
+			Protocol: machine.RouteProtocol(r.Host),
 		})
 	}
 	view.Verification, view.Problem = string(k.Verification), k.Problem
@@ -156,8 +159,11 @@ func (v *Viewer) full(ctx context.Context, k checkpoint.Checkpoint, view *holdpo
 	return nil
 }
 
-// url is how a published host is reached on this host.
+// url is how a route is reached on this host.
 func (v *Viewer) url(host string) string {
+	if machine.ListenPort(host) != 0 {
+		return "tcp://" + host
+	}
 	address := v.Proxy()
 	if address == "" {
 		return ""
@@ -173,9 +179,16 @@ func (v *Viewer) url(host string) string {
 func (v *Viewer) Routes(routes []catalog.Route) []*holdpointv1.Route {
 	var views []*holdpointv1.Route
 	for _, r := range routes {
-		views = append(views, &holdpointv1.Route{
+		route := &holdpointv1.Route{
 			Host: r.Host, Url: v.url(r.Host), Machine: r.Machine, MachineId: r.MachineID, Port: uint32(r.Port),
-		})
+			Protocol: machine.RouteProtocol(r.Host),
+		}
+		if listen := machine.ListenPort(r.Host); listen != 0 {
+			if err := v.Problem(listen); err != nil {
+				route.Problem = err.Error()
+			}
+		}
+		views = append(views, route)
 	}
 	return views
 }
@@ -195,6 +208,7 @@ func Changes(changes []restore.RouteChange) []*holdpointv1.RouteChange {
 	for _, c := range changes {
 		views = append(views, &holdpointv1.RouteChange{
 			Host: c.Host, Change: c.Change, Then: uint32(c.Then), Now: uint32(c.Now), Listening: c.Listening, Owner: c.Owner,
+			Protocol: machine.RouteProtocol(c.Host),
 		})
 	}
 	return views

@@ -3,13 +3,16 @@ package proxy
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // copyBufferBytes is the size of the buffers that response bodies go through.
@@ -24,6 +27,8 @@ type routeKey struct{}
 type route struct {
 	host   string
 	target Target
+	// body is the client's, of a request of HTTP/2.
+	body io.Closer
 }
 
 func routeOf(ctx context.Context) *route {
@@ -40,20 +45,36 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.writeProblem(w, r, connectProblem())
 		return
 	}
+	if p.crowd.full() {
+		w.Header().Set("Connection", "close")
+		p.writeProblem(w, r, crowdProblem(p.crowd.max))
+		return
+	}
 	target, err := p.backend.Lookup(r.Context(), host)
 	if err != nil {
 		p.writeProblem(w, r, lookupProblem(host, p.port, err))
 		return
 	}
-	if r.ContentLength != 0 {
+	if r.ContentLength != 0 && r.ProtoMajor == 1 { // HTTP/2 does so anyway
 		// Let a response begin while the request's body is still coming.
-		// It fails only for HTTP/2, which is not served here.
 		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
 			p.log.Debug("stream both ways", "host", host, "error", err)
 		}
 	}
-	ctx := context.WithValue(r.Context(), routeKey{}, &route{host: host, target: target})
-	p.reverse.ServeHTTP(w, r.WithContext(ctx))
+	if strings.EqualFold(r.Header.Get("Upgrade"), "h2c") {
+		// It is for the connection to here only, and whoever wants HTTP/2 has
+		// begun with it: what comes then would pass nobody who looks up routes.
+		r.Header.Del("Upgrade")
+		r.Header.Del("Http2-Settings")
+	}
+	rt := &route{host: host, target: target}
+	if r.ProtoMajor == 2 {
+		rt.body = r.Body
+	}
+	v, whole := &visit{ResponseWriter: w, began: time.Now()}, false
+	defer func() { p.logVisit(v, r, rt, whole) }()
+	p.reverse.ServeHTTP(v, r.WithContext(context.WithValue(r.Context(), routeKey{}, rt)))
+	whole = true
 }
 
 func (p *Proxy) newReverse() *httputil.ReverseProxy {
@@ -68,12 +89,35 @@ func (p *Proxy) newReverse() *httputil.ReverseProxy {
 }
 
 // rewrite keeps the request as the client sent it, host name and query
-// included; where it goes is the transport's business.
+// included; where it goes is the transport's business. Who the client is, the
+// machine is told by this proxy alone: it is the first one, and what a program
+// on this host says of proxies before it is not believed.
 func rewrite(pr *httputil.ProxyRequest) {
 	pr.Out.URL.Scheme = "http"
 	pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 	pr.Out.Host = pr.In.Host
+	// The same map: it is filled when the body has come.
+	pr.Out.Trailer = pr.In.Trailer
+	maps.DeleteFunc(pr.Out.Header, func(name string, _ []string) bool {
+		return strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip"
+	})
 	pr.SetXForwarded()
+	if forwarded := forwardedBy(pr.In); forwarded != "" {
+		pr.Out.Header.Set("Forwarded", forwarded)
+	}
+}
+
+// forwardedBy is the Forwarded header (RFC 7239) of a request.
+func forwardedBy(r *http.Request) string {
+	address, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return ""
+	}
+	if strings.Contains(address, ":") {
+		address = `"[` + address + `]"`
+	}
+	host := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(r.Host)
+	return "for=" + address + `;host="` + host + `";proto=http`
 }
 
 // upstreamFailed answers a request whose machine gave no response.

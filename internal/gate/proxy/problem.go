@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -55,12 +56,38 @@ func lookupProblem(host string, port int, err error) problem {
 	}
 }
 
+func crowdProblem(limit int) problem {
+	return problem{
+		Status: http.StatusServiceUnavailable,
+		Title:  "Too many clients",
+		Detail: fmt.Sprintf("%d connections to published routes are in use, which is the limit; try again when some have ended", limit),
+	}
+}
+
 // upstreamProblem explains err, which came of connecting to rt's target or of
 // sending the request there.
 func upstreamProblem(rt *route, err error) problem {
 	t := rt.target
 	var dial *dialError
 	if !errors.As(err, &dial) {
+		if errors.Is(err, errNotHTTP2) {
+			return problem{
+				Status: http.StatusBadGateway,
+				Title:  "Not a server of HTTP/2",
+				Detail: fmt.Sprintf("%s leads to port %d of machine %s, which gRPC needs HTTP/2 on: %v", rt.host, t.Port, t.Machine, err),
+				Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
+				Hint:   "See what listens there with",
+			}
+		}
+		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+			return problem{
+				Status: http.StatusGatewayTimeout,
+				Title:  "No answer in time",
+				Detail: fmt.Sprintf("the server on port %d of machine %s took the request for %s and has not begun to answer in time", t.Port, t.Machine, rt.host),
+				Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
+				Hint:   "See what listens there with",
+			}
+		}
 		return problem{
 			Status: http.StatusBadGateway,
 			Title:  "No answer from the machine",
@@ -72,6 +99,15 @@ func upstreamProblem(rt *route, err error) problem {
 	}
 	t = dial.target
 	leads := fmt.Sprintf("%s leads to port %d of machine %s", rt.host, t.Port, t.Machine)
+	if errors.Is(dial.err, errFull) {
+		return problem{
+			Status: http.StatusServiceUnavailable,
+			Title:  "Too many connections",
+			Detail: leads + ", which has as many connections through its routes as it may; try again when some have ended",
+			Remedy: "holdpoint logs " + t.Machine + " --route " + rt.host,
+			Hint:   "See what came with",
+		}
+	}
 	switch errdefs.KindOf(dial.err) {
 	case errdefs.WrongState, errdefs.Denied, errdefs.Conflict:
 		why, remedy := reasonOf(dial.err)
@@ -135,9 +171,16 @@ func (p problem) line() string {
 // others.
 func (p *Proxy) writeProblem(w http.ResponseWriter, r *http.Request, pr problem) {
 	h := w.Header()
+	if v, ok := w.(*visit); ok {
+		v.note = pr.Title
+	}
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set(problemHeader, strings.ToLower(strings.ReplaceAll(pr.Title, " ", "-")))
+	if isGRPC(r) {
+		writeGRPC(w, pr)
+		return
+	}
 	if pr.Status == http.StatusServiceUnavailable {
 		h.Set("Retry-After", "1")
 	}

@@ -1,11 +1,13 @@
-// Package proxy is the HTTP door to published routes: it takes requests for
-// *.localhost on the host's loopback and carries each to the port of the
-// machine that the host name was published for. It is not a forward proxy, it
-// keeps no routes and no machine states: a Backend looks a host name up at
-// every request, and makes the connections.
+// Package proxy is the door to published routes: it takes requests of HTTP/1.1
+// and HTTP/2 for *.localhost on the host's loopback, and connections to the
+// loopback ports of TCP routes, and carries each to the port of the machine
+// that it was published for. It is not a forward proxy, it keeps no routes and
+// no machine states: a Backend looks a route up at every request, and makes the
+// connections.
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +19,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/holdpoint/holdpoint/internal/accesslog"
 )
 
 // DefaultPort is the port a Proxy listens on unless another program has it.
@@ -54,7 +58,8 @@ type Target struct {
 type Backend interface {
 	// Lookup gives the target of a published host name, which is lower case
 	// and has neither port nor trailing dot. It is asked at every request.
-	// NOT_FOUND means that the name is not published.
+	// NOT_FOUND means that the name is not published. A TCP route has its
+	// address on the host for a name; see machine.TCPHost.
 	Lookup(ctx context.Context, host string) (Target, error)
 	// Dial connects to t's port in t's machine, in t's generation and in no
 	// other: a machine that has been restored since is CONFLICT. A machine
@@ -71,11 +76,14 @@ type Config struct {
 	Backend Backend
 	// Port is the port to listen on; 0 means DefaultPort.
 	Port int
+	// Visits gets a line of each request and connection; nil keeps none.
+	Visits *accesslog.Log
 	// Logger gets what no client is told; nil means slog.Default().
 	Logger *slog.Logger
 
-	// headerTimeout is another one for tests.
-	headerTimeout time.Duration
+	// Other limits for tests.
+	headerTimeout, responseTimeout time.Duration
+	maxClients, maxPerMachine      int
 }
 
 // Proxy serves published routes. Its life: Start listens and serves; Cut ends
@@ -88,6 +96,9 @@ type Proxy struct {
 	page     *template.Template
 	server   *http.Server
 	port     int
+	crowd    *crowd
+	visits   *accesslog.Log
+	tunnels  tunnels
 
 	serving  sync.WaitGroup
 	handlers sync.WaitGroup
@@ -105,9 +116,7 @@ func Start(cfg Config) (*Proxy, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	if cfg.headerTimeout == 0 {
-		cfg.headerTimeout = headerTimeout
-	}
+	cfg.headerTimeout = cmp.Or(cfg.headerTimeout, headerTimeout)
 	page, err := template.New("page").Parse(pageHTML)
 	if err != nil {
 		return nil, fmt.Errorf("parse error page: %w", err)
@@ -122,10 +131,20 @@ func Start(cfg Config) (*Proxy, error) {
 		upstream: newUpstream(cfg.Backend),
 		page:     page,
 		port:     portOf(listeners[0]),
+		crowd:    newCrowd(cmp.Or(cfg.maxClients, maxClients)),
+		visits:   cfg.Visits,
 	}
+	p.tunnels = newTunnels()
+	p.upstream.perMachine = cmp.Or(cfg.maxPerMachine, maxPerMachine)
+	p.upstream.patience(cmp.Or(cfg.responseTimeout, responseTimeout))
 	p.reverse = p.newReverse()
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
 	p.server = &http.Server{
 		Handler:           p,
+		Protocols:         protocols,
+		ConnState:         p.crowd.changed,
 		ReadHeaderTimeout: cfg.headerTimeout,
 		IdleTimeout:       clientIdleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -163,6 +182,7 @@ func (p *Proxy) Cut(match func(Target) bool) { p.upstream.cut(match) }
 // connections end at once.
 func (p *Proxy) Close(ctx context.Context) error {
 	p.upstream.cutUpgraded()
+	p.tunnels.close()
 	err := p.server.Shutdown(ctx)
 	if err != nil {
 		err = fmt.Errorf("close proxy with requests under way: %w", errors.Join(err, p.server.Close()))

@@ -246,6 +246,8 @@ func TestRequestIsPassedOnAsSent(t *testing.T) {
 	req.Host = "app.localhost:7780"
 	req.Header.Set("X-Forwarded-For", "8.8.8.8")
 	req.Header.Set("Forwarded", "for=8.8.8.8")
+	req.Header.Set("X-Forwarded-Port", "443")
+	req.Header.Set("X-Real-IP", "8.8.8.8")
 	req.Header.Set("Connection", "X-Hop")
 	req.Header.Set("X-Hop", "1")
 	req.Header.Set("Accept-Encoding", "br")
@@ -261,7 +263,9 @@ func TestRequestIsPassedOnAsSent(t *testing.T) {
 		"X-Forwarded-For":   {got.Header.Get("X-Forwarded-For"), "127.0.0.1"},
 		"X-Forwarded-Host":  {got.Header.Get("X-Forwarded-Host"), "app.localhost:7780"},
 		"X-Forwarded-Proto": {got.Header.Get("X-Forwarded-Proto"), "http"},
-		"Forwarded":         {got.Header.Get("Forwarded"), ""},
+		"Forwarded":         {got.Header.Get("Forwarded"), `for=127.0.0.1;host="app.localhost:7780";proto=http`},
+		"X-Forwarded-Port":  {got.Header.Get("X-Forwarded-Port"), ""},
+		"X-Real-Ip":         {got.Header.Get("X-Real-Ip"), ""},
 		"X-Hop":             {got.Header.Get("X-Hop"), ""},
 		"Accept-Encoding":   {got.Header.Get("Accept-Encoding"), "br"},
 		"answer":            {resp.Header.Get("X-Answer"), "yes"},

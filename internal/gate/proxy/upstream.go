@@ -28,6 +28,15 @@ const (
 	// machine's agent link.
 	maxIdle        = 128
 	maxIdlePerPort = 64
+	// maxPerMachine bounds connections into one machine, which its agent link
+	// carries besides all commands and copies: of its 1,000 streams about half.
+	maxPerMachine = 512
+	// responseTimeout is how long a server in a machine may take from the end of
+	// a request to the head of its answer. What agents build may compile first,
+	// or ask a model; a page that takes longer wants to send something meanwhile.
+	// HTTP/2 has none: calls of gRPC have deadlines of their own, and one that
+	// waits for an event may be silent for days.
+	responseTimeout = 10 * time.Minute
 	// maxResponseHeaderBytes bounds what a guest can make the host hold.
 	maxResponseHeaderBytes = 1 << 20
 	// ioBufferBytes are the buffers of a connection into a machine.
@@ -54,13 +63,22 @@ type upstream struct {
 	// each request that could not be sent again if the machine's server
 	// closed an idle connection at the very moment of its reuse.
 	pooled, fresh *http.Transport
+	// prior speaks HTTP/2 with prior knowledge; plain are the ports that do not.
+	prior *http.Transport
+	plain plainPorts
+	seats seats
+	// perMachine is maxPerMachine, but in tests.
+	perMachine int
 
 	mu    sync.Mutex
 	conns map[*trackedConn]struct{}
 }
 
 func newUpstream(b Backend) *upstream {
-	u := &upstream{backend: b, conns: make(map[*trackedConn]struct{})}
+	u := &upstream{
+		backend: b, conns: make(map[*trackedConn]struct{}), perMachine: maxPerMachine,
+		plain: plainPorts{until: map[Target]time.Time{}}, seats: seats{taken: map[string]int{}},
+	}
 	u.pooled = &http.Transport{
 		DialContext:            u.dial,
 		DisableCompression:     true,
@@ -74,7 +92,41 @@ func newUpstream(b Backend) *upstream {
 	}
 	u.fresh = u.pooled.Clone()
 	u.fresh.DisableKeepAlives = true
+	u.prior = u.pooled.Clone()
+	u.prior.DialContext = u.dialPrior
+	u.prior.Protocols = new(http.Protocols)
+	u.prior.Protocols.SetUnencryptedHTTP2(true)
 	return u
+}
+
+// patientBody is a request's body that is still there after an attempt that did
+// not come to read it.
+type patientBody struct {
+	io.Reader
+	// in is the client's, of HTTP/2, where to close it ends a read. A transport
+	// that was cut off waits for that. nil of HTTP/1, where a read ends with the
+	// connection that it is for.
+	in   io.Closer
+	read atomic.Bool
+}
+
+// Read notes that it was.
+func (b *patientBody) Read(p []byte) (int, error) {
+	b.read.Store(true)
+	return b.Reader.Read(p)
+}
+
+// Close ends a read.
+func (b *patientBody) Close() error {
+	if b.in != nil && b.read.Load() {
+		return b.in.Close()
+	}
+	return nil
+}
+
+// patience is how long a server may take to answer over HTTP/1.
+func (u *upstream) patience(d time.Duration) {
+	u.pooled.ResponseHeaderTimeout, u.fresh.ResponseHeaderTimeout = d, d
 }
 
 // RoundTrip sends r to its route's target. When the target has moved on
@@ -90,7 +142,7 @@ func (u *upstream) RoundTrip(r *http.Request) (*http.Response, error) {
 	if lookupErr != nil || now == rt.target {
 		return nil, err
 	}
-	return u.try(r, &route{host: rt.host, target: now})
+	return u.try(r, &route{host: rt.host, target: now, body: rt.body})
 }
 
 func (u *upstream) try(r *http.Request, rt *route) (*http.Response, error) {
@@ -105,17 +157,13 @@ func (u *upstream) try(r *http.Request, rt *route) (*http.Response, error) {
 	if r.Body != nil {
 		// A transport closes the body when it finds no connection; the
 		// reverse proxy closes it in the end.
-		out.Body = io.NopCloser(r.Body)
+		out.Body = &patientBody{Reader: r.Body, in: rt.body}
 	}
 	url := *r.URL
 	// The transport pools connections by this address; nothing resolves it.
 	url.Host = poolKey(rt.target)
 	out.URL = &url
-	transport := u.fresh
-	if replayable(r) {
-		transport = u.pooled
-	}
-	resp, err := transport.RoundTrip(out)
+	resp, err := u.send(out, rt.target)
 	if err != nil {
 		return nil, err
 	}
@@ -123,6 +171,23 @@ func (u *upstream) try(r *http.Request, rt *route) (*http.Response, error) {
 		used.upgraded.Store(true)
 	}
 	return resp, nil
+}
+
+// send speaks HTTP/2 to the machine where the client does, unless the server
+// there does not; then nothing was sent, and it is HTTP/1, which no call of gRPC
+// can use.
+func (u *upstream) send(r *http.Request, t Target) (*http.Response, error) {
+	if r.ProtoMajor == 2 && (isGRPC(r) || !u.plain.has(t)) {
+		resp, err := u.prior.RoundTrip(r)
+		if !errors.Is(err, errNotHTTP2) || isGRPC(r) || r.Context().Err() != nil {
+			return resp, err
+		}
+		u.plain.add(t)
+	}
+	if replayable(r) {
+		return u.pooled.RoundTrip(r)
+	}
+	return u.fresh.RoundTrip(r)
 }
 
 // poolKey is different for any two targets that must not share a connection.
@@ -145,21 +210,45 @@ func replayable(r *http.Request) bool {
 // dial is called by the transports, with the values of the context of the
 // request that first wanted the connection.
 func (u *upstream) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	rt := routeOf(ctx)
+	return u.connect(ctx, routeOf(ctx).target)
+}
+
+func (u *upstream) connect(ctx context.Context, t Target) (_ *trackedConn, err error) {
+	if !u.seat(t) {
+		return nil, &dialError{target: t, err: errFull}
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := u.backend.Dial(ctx, rt.target)
+	conn, err := u.backend.Dial(ctx, t)
 	if err != nil {
-		return nil, &dialError{target: rt.target, err: err}
+		u.seats.leave(t.MachineID)
+		return nil, &dialError{target: t, err: err}
 	}
-	c := &trackedConn{Conn: conn, target: rt.target, owner: u}
+	c := &trackedConn{Conn: conn, target: t, owner: u}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.conns == nil {
+		u.seats.leave(t.MachineID)
 		return nil, errors.Join(errors.New("proxy closes"), conn.Close())
 	}
 	u.conns[c] = struct{}{}
 	return c, nil
+}
+
+// seat takes a place in the machine, if need be that of a connection that only
+// waits for the next request.
+func (u *upstream) seat(t Target) bool {
+	if u.seats.take(t.MachineID, u.perMachine) {
+		return true
+	}
+	u.closeIdle()
+	return u.seats.take(t.MachineID, u.perMachine)
+}
+
+func (u *upstream) closeIdle() {
+	for _, t := range []*http.Transport{u.pooled, u.fresh, u.prior} {
+		t.CloseIdleConnections()
+	}
 }
 
 func (u *upstream) cut(match func(Target) bool) {
@@ -193,14 +282,7 @@ func (u *upstream) close() {
 	for c := range conns {
 		_ = c.Close()
 	}
-	u.pooled.CloseIdleConnections()
-	u.fresh.CloseIdleConnections()
-}
-
-func (u *upstream) forget(c *trackedConn) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.conns, c)
+	u.closeIdle()
 }
 
 // trackedConn is a connection into a machine that Cut can find.
@@ -209,11 +291,17 @@ type trackedConn struct {
 	target   Target
 	owner    *upstream
 	upgraded atomic.Bool
+	left     sync.Once
 }
 
 // Close closes the connection and forgets it.
 func (c *trackedConn) Close() error {
-	c.owner.forget(c)
+	c.left.Do(func() {
+		c.owner.seats.leave(c.target.MachineID)
+		c.owner.mu.Lock()
+		defer c.owner.mu.Unlock()
+		delete(c.owner.conns, c)
+	})
 	return c.Conn.Close()
 }
 
