@@ -175,7 +175,7 @@ func TestAServerOfHTTP1IsRemembered(t *testing.T) {
 		}
 	}
 	if n := f.dialCount(web()); n != 2 {
-		t.Errorf("%d connections, want one that was tried and one that is kept", n)
+		t.Errorf("%d connections, want one that asked and one that is kept", n)
 	}
 	restored := web()
 	restored.Generation++
@@ -185,8 +185,8 @@ func TestAServerOfHTTP1IsRemembered(t *testing.T) {
 			t.Fatalf("%q", got)
 		}
 	}
-	if n := f.dialCount(restored); n != 1 {
-		t.Errorf("%d connections of HTTP/2, want one", n)
+	if n := f.dialCount(restored); n != 2 {
+		t.Errorf("%d connections of HTTP/2, want one that asked and one that is kept", n)
 	}
 }
 
@@ -302,8 +302,8 @@ func TestGRPC(t *testing.T) {
 		t.Fatalf("end: %v", err)
 	}
 	_ = s.CloseResponse()
-	if n := f.dialCount(web()); n != 1 {
-		t.Errorf("%d connections", n)
+	if n := f.dialCount(web()); n != 2 {
+		t.Errorf("%d connections, want one that asked and one that is kept", n)
 	}
 }
 
@@ -382,7 +382,7 @@ func TestHTTP2ThatIsCut(t *testing.T) {
 	if _, err := c.Facts(t.Context(), connect.NewRequest(&agentv1.FactsRequest{})); err != nil {
 		t.Error(err)
 	}
-	if f.dialCount(restored) != 1 {
+	if f.dialCount(restored) == 0 {
 		t.Error("the next call did not go to the restored machine")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"time"
 )
@@ -15,12 +14,12 @@ const (
 	// priorPatience is how long a server in a machine may take to answer the
 	// beginning of HTTP/2. One that does not speak it may wait for more.
 	priorPatience = 5 * time.Second
-	// plainMemory is how long a port is known to speak only HTTP/1: another
-	// server may have taken it since.
-	plainMemory = 30 * time.Second
+	// priorMemory is how long it is remembered whether a port speaks HTTP/2:
+	// another server may have taken it since.
+	priorMemory = 30 * time.Second
 )
 
-// A frame's head in HTTP/2 and what of it a server's first one, its settings,
+// A frame's head in HTTP/2, and what of it a server's first one, its settings,
 // looks like (RFC 9113, 3.4 and 4.1).
 const (
 	frameHeadBytes   = 9
@@ -30,132 +29,119 @@ const (
 	settingBytes     = 6
 )
 
+// clientBegins is how a client begins: the preface, and settings without any.
+const clientBegins = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
 // errNotHTTP2 means that a server did not answer HTTP/2 with HTTP/2. Nothing of
 // a request was sent to it.
 var errNotHTTP2 = errors.New("the server does not speak HTTP/2")
 
-// priorConn is a connection on which HTTP/2 is begun without knowing whether the
-// server speaks it. Only the beginning goes out, which says nothing of any
-// request; all else waits until the server has sent its settings. So a request
-// may go elsewhere when there are none.
-type priorConn struct {
-	net.Conn
-	limit *time.Timer
-
-	// begun is only used by the writer, which HTTP/2 has one of at a time.
-	begun bool
-	// head and refused are written before answered is closed.
-	head     []byte
-	refused  error
-	answered chan struct{}
-	once     sync.Once
+// priors remembers for a while which ports speak HTTP/2.
+type priors struct {
+	mu    sync.Mutex
+	known map[Target]*prior
 }
 
-func newPriorConn(c net.Conn) *priorConn {
-	p := &priorConn{Conn: c, answered: make(chan struct{})}
-	p.limit = time.AfterFunc(priorPatience, func() { p.settle(nil, fmt.Errorf("%w: it said nothing", errNotHTTP2)) })
-	return p
+// prior is an answer, or the question for it that is under way.
+type prior struct {
+	asked time.Time
+	done  chan struct{}
+	// err is written before done is closed: nil, errNotHTTP2 with a reason, or
+	// why it could not be asked.
+	err error
 }
 
-// settle decides, once, whether the server speaks HTTP/2.
-func (p *priorConn) settle(head []byte, refused error) {
-	p.once.Do(func() {
-		p.limit.Stop()
-		p.head, p.refused = head, refused
-		close(p.answered)
-		if refused != nil {
-			_ = p.Conn.Close() // so that who reads gets to know
-		}
-	})
-}
-
-// Write sends the client's beginning at once, and all else when the server has
-// answered.
-func (p *priorConn) Write(b []byte) (int, error) {
-	if p.begun {
-		<-p.answered
-		if p.refused != nil {
-			return 0, p.refused
-		}
+// speaksHTTP2 asks the server whether it speaks HTTP/2, on a connection of its
+// own, so that no request is sent to one that would misunderstand it. afresh
+// asks again where the answer was no.
+func (u *upstream) speaksHTTP2(ctx context.Context, t Target, afresh bool) error {
+	u.priors.mu.Lock()
+	p := u.priors.known[t]
+	if p != nil && p.stale(afresh) {
+		p = nil
 	}
-	p.begun = true
-	return p.Conn.Write(b)
-}
-
-// Read looks at the first frame before it gives it.
-func (p *priorConn) Read(b []byte) (int, error) {
+	if p == nil {
+		p = &prior{asked: time.Now(), done: make(chan struct{})}
+		u.priors.forgetOld()
+		u.priors.known[t] = p
+		// The answer is for all who wait for it, whoever of them leaves.
+		u.asking.Go(func() {
+			p.err = u.askPrior(t)
+			close(p.done)
+		})
+	}
+	u.priors.mu.Unlock()
 	select {
-	case <-p.answered:
-	default:
-		p.look()
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	<-p.answered
-	if p.refused != nil {
-		return 0, p.refused
-	}
-	if len(p.head) > 0 {
-		n := copy(b, p.head)
-		p.head = p.head[n:]
-		return n, nil
-	}
-	return p.Conn.Read(b)
 }
 
-// look reads the head of the server's first frame.
-func (p *priorConn) look() {
-	head := make([]byte, frameHeadBytes)
-	n, err := io.ReadFull(p.Conn, head)
-	switch {
-	case err != nil && n == 0:
-		p.settle(nil, fmt.Errorf("%w: it ended the connection", errNotHTTP2))
-	case err != nil || !isSettings(head):
-		p.settle(nil, fmt.Errorf("%w: it began with %q", errNotHTTP2, head[:n]))
+// stale reports whether an answer is there that does not count any more.
+func (p *prior) stale(afresh bool) bool {
+	select {
+	case <-p.done:
 	default:
-		p.settle(head, nil)
+		return false
 	}
+	if p.err != nil && (afresh || !errors.Is(p.err, errNotHTTP2)) {
+		return true
+	}
+	return time.Since(p.asked) > priorMemory
+}
+
+// forgetOld keeps the answers few.
+func (p *priors) forgetOld() {
+	for t, answer := range p.known {
+		if answer.stale(false) {
+			delete(p.known, t)
+		}
+	}
+}
+
+// forget is called when a server that spoke HTTP/2 fails.
+func (p *priors) forget(t Target) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if answer := p.known[t]; answer != nil {
+		select {
+		case <-answer.done:
+			delete(p.known, t)
+		default:
+		}
+	}
+}
+
+func (u *upstream) askPrior(t Target) error {
+	conn, err := u.connect(u.ctx, t)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	// A connection of the agent link has one deadline for all.
+	limit := time.AfterFunc(priorPatience, func() { _ = conn.Close() })
+	defer limit.Stop()
+	began := time.Now()
+	head := make([]byte, frameHeadBytes)
+	n := 0
+	if _, err = io.WriteString(conn, clientBegins); err == nil {
+		n, err = io.ReadFull(conn, head)
+	}
+	switch {
+	case err == nil && isSettings(head):
+		return nil
+	case n > 0:
+		return fmt.Errorf("%w: it began with %q", errNotHTTP2, head[:n])
+	case time.Since(began) >= priorPatience:
+		return fmt.Errorf("%w: it said nothing", errNotHTTP2)
+	}
+	return fmt.Errorf("%w: it ended the connection", errNotHTTP2)
 }
 
 func isSettings(head []byte) bool {
 	length := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
 	return head[3] == frameSettings && head[4]&flagAck == 0 && binary.BigEndian.Uint32(head[5:]) == 0 &&
 		length%settingBytes == 0 && length <= maxSettingsBytes
-}
-
-// Close also ends what waits for the server.
-func (p *priorConn) Close() error {
-	p.settle(nil, fmt.Errorf("%w: the connection was closed", errNotHTTP2))
-	return p.Conn.Close()
-}
-
-// dialPrior is how the transport of HTTP/2 connects.
-func (u *upstream) dialPrior(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := u.dial(ctx, network, address)
-	if err != nil {
-		return nil, err
-	}
-	return newPriorConn(c), nil
-}
-
-// plainPorts remembers for a while which ports speak only HTTP/1.
-type plainPorts struct {
-	mu    sync.Mutex
-	until map[Target]time.Time
-}
-
-func (p *plainPorts) has(t Target) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return time.Now().Before(p.until[t])
-}
-
-func (p *plainPorts) add(t Target) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	for other, until := range p.until {
-		if now.After(until) {
-			delete(p.until, other)
-		}
-	}
-	p.until[t] = now.Add(plainMemory)
 }

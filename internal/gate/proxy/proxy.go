@@ -190,6 +190,7 @@ func (p *Proxy) Close(ctx context.Context) error {
 	p.upstream.close()
 	p.serving.Wait()
 	p.handlers.Wait()
+	p.upstream.asking.Wait()
 	return err
 }
 

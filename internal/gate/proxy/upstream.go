@@ -63,10 +63,14 @@ type upstream struct {
 	// each request that could not be sent again if the machine's server
 	// closed an idle connection at the very moment of its reuse.
 	pooled, fresh *http.Transport
-	// prior speaks HTTP/2 with prior knowledge; plain are the ports that do not.
-	prior *http.Transport
-	plain plainPorts
-	seats seats
+	// prior speaks HTTP/2 with prior knowledge, which is in priors.
+	prior  *http.Transport
+	priors priors
+	// asking is what fills priors, until end is called.
+	asking sync.WaitGroup
+	ctx    context.Context
+	end    context.CancelFunc
+	seats  seats
 	// perMachine is maxPerMachine, but in tests.
 	perMachine int
 
@@ -77,8 +81,9 @@ type upstream struct {
 func newUpstream(b Backend) *upstream {
 	u := &upstream{
 		backend: b, conns: make(map[*trackedConn]struct{}), perMachine: maxPerMachine,
-		plain: plainPorts{until: map[Target]time.Time{}}, seats: seats{taken: map[string]int{}},
+		priors: priors{known: map[Target]*prior{}}, seats: seats{taken: map[string]int{}},
 	}
+	u.ctx, u.end = context.WithCancel(context.Background())
 	u.pooled = &http.Transport{
 		DialContext:            u.dial,
 		DisableCompression:     true,
@@ -93,7 +98,6 @@ func newUpstream(b Backend) *upstream {
 	u.fresh = u.pooled.Clone()
 	u.fresh.DisableKeepAlives = true
 	u.prior = u.pooled.Clone()
-	u.prior.DialContext = u.dialPrior
 	u.prior.Protocols = new(http.Protocols)
 	u.prior.Protocols.SetUnencryptedHTTP2(true)
 	return u
@@ -174,15 +178,20 @@ func (u *upstream) try(r *http.Request, rt *route) (*http.Response, error) {
 }
 
 // send speaks HTTP/2 to the machine where the client does, unless the server
-// there does not; then nothing was sent, and it is HTTP/1, which no call of gRPC
-// can use.
+// there does not; then it is HTTP/1, which no call of gRPC can use.
 func (u *upstream) send(r *http.Request, t Target) (*http.Response, error) {
-	if r.ProtoMajor == 2 && (isGRPC(r) || !u.plain.has(t)) {
-		resp, err := u.prior.RoundTrip(r)
-		if !errors.Is(err, errNotHTTP2) || isGRPC(r) || r.Context().Err() != nil {
+	if r.ProtoMajor == 2 {
+		err := u.speaksHTTP2(r.Context(), t, isGRPC(r))
+		if err == nil {
+			resp, err := u.prior.RoundTrip(r)
+			if err != nil && r.Context().Err() == nil {
+				u.priors.forget(t)
+			}
 			return resp, err
 		}
-		u.plain.add(t)
+		if !errors.Is(err, errNotHTTP2) || isGRPC(r) {
+			return nil, err
+		}
 	}
 	if replayable(r) {
 		return u.pooled.RoundTrip(r)
@@ -275,6 +284,7 @@ func (u *upstream) closeWhere(match func(*trackedConn) bool) {
 
 // close ends every connection and refuses new ones.
 func (u *upstream) close() {
+	u.end()
 	u.mu.Lock()
 	conns := u.conns
 	u.conns = nil

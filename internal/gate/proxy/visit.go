@@ -25,7 +25,7 @@ func (v *visit) Unwrap() http.ResponseWriter { return v.ResponseWriter }
 
 // WriteHeader notes the final status.
 func (v *visit) WriteHeader(status int) {
-	if v.status == 0 && (status >= http.StatusOK || status == http.StatusSwitchingProtocols) {
+	if v.status == 0 && status >= http.StatusOK {
 		v.status = status
 	}
 	v.ResponseWriter.WriteHeader(status)
@@ -41,12 +41,13 @@ func (v *visit) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Hijack counts what an upgraded connection carries.
+// Hijack counts what an upgraded connection carries, its head included.
 func (v *visit) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(v.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
+	v.status = http.StatusSwitchingProtocols
 	return &hijacked{Conn: conn, sent: &v.sent}, rw, nil
 }
 
