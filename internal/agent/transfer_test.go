@@ -163,6 +163,61 @@ func TestDial(t *testing.T) {
 	}
 }
 
+// TestDialPortThatEndsFirst: where half closes were asked for, the port still
+// hears what is said after its own end.
+func TestDialPortThatEndsFirst(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	heard := make(chan string, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "first")
+		_ = c.(*net.TCPConn).CloseWrite()
+		b, _ := io.ReadAll(c)
+		heard <- string(b)
+	}()
+	m := configured(t)
+	d := m.Dial(testCtx(t))
+	port := uint32(l.Addr().(*net.TCPAddr).Port)
+	if err := d.Send(&agentv1.DialRequest{Message: &agentv1.DialRequest_Port{Port: port}, HalfClose: true}); err != nil {
+		t.Fatal(err)
+	}
+	said := ""
+	for {
+		r, err := d.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		said += string(r.GetData())
+		if r.GetEnd() != nil {
+			break
+		}
+	}
+	for _, r := range []*agentv1.DialRequest{
+		{Message: &agentv1.DialRequest_Data{Data: []byte("after")}},
+		{Message: &agentv1.DialRequest_End{End: &agentv1.DialEnd{}}},
+	} {
+		if err := d.Send(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := <-heard; got != "after" || said != "first" {
+		t.Errorf("heard %q, said %q", got, said)
+	}
+	if _, err := d.Receive(); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream goes on: %v", err)
+	}
+	_ = d.CloseRequest()
+	_ = d.CloseResponse()
+}
+
 func TestDialErrors(t *testing.T) {
 	m := configured(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

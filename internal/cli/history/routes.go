@@ -43,7 +43,6 @@ also in "unexpose" and "logs --route". Every program on the host may connect to 
 	cmd.Flags().StringVar(&o.host, "host", "", "host name (default MACHINE.localhost)")
 	cmd.Flags().BoolVar(&o.tcp, "tcp", false, "publish a port of the host for any protocol instead")
 	cmd.Flags().Uint16Var(&o.listen, "listen", 0, "that port, with --tcp (default a free one)")
-	cmd.MarkFlagsMutuallyExclusive("host", "tcp")
 	return cmd
 }
 

@@ -50,14 +50,13 @@ monitor began; the last one first. See "holdpoint run" for the networks there ar
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with what comes")
 	cmd.Flags().BoolVar(&o.network, "network", false, "what the network refused instead")
 	cmd.Flags().StringVar(&o.route, "route", "", "what came through the route with this host name or address instead")
-	cmd.MarkFlagsMutuallyExclusive("network", "route")
 	cmd.Flags().Uint32VarP(&o.tail, "tail", "n", 0, "only the last lines (default all)")
 	return cmd
 }
 
 func runLogs(ctx context.Context, a *app.App, machine string, o logsOptions) error {
-	if o.network && (o.follow || o.tail > 0) {
-		return errdefs.New(errdefs.Invalid, "logs %s: --network goes with neither --follow nor --tail", machine)
+	if o.network && (o.follow || o.tail > 0 || o.route != "") {
+		return errdefs.New(errdefs.Invalid, "logs %s: --network goes with none of --follow, --tail and --route", machine)
 	}
 	if o.network {
 		return runRefusals(ctx, a, machine)
