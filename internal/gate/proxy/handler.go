@@ -45,9 +45,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.writeProblem(w, r, connectProblem())
 		return
 	}
-	if p.crowd.full() {
+	if p.clients.Full() {
 		w.Header().Set("Connection", "close")
-		p.writeProblem(w, r, crowdProblem(p.crowd.max))
+		p.writeProblem(w, r, p.full)
 		return
 	}
 	target, err := p.backend.Lookup(r.Context(), host)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/gate/proxy/prior"
 )
 
 // problem is why a request got no answer from a machine, in words for the
@@ -70,32 +71,7 @@ func upstreamProblem(rt *route, err error) problem {
 	t := rt.target
 	var dial *dialError
 	if !errors.As(err, &dial) {
-		if errors.Is(err, errNotHTTP2) {
-			return problem{
-				Status: http.StatusBadGateway,
-				Title:  "Not a server of HTTP/2",
-				Detail: fmt.Sprintf("%s leads to port %d of machine %s, which gRPC needs HTTP/2 on: %v", rt.host, t.Port, t.Machine, err),
-				Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
-				Hint:   "See what listens there with",
-			}
-		}
-		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-			return problem{
-				Status: http.StatusGatewayTimeout,
-				Title:  "No answer in time",
-				Detail: fmt.Sprintf("the server on port %d of machine %s took the request for %s and has not begun to answer in time", t.Port, t.Machine, rt.host),
-				Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
-				Hint:   "See what listens there with",
-			}
-		}
-		return problem{
-			Status: http.StatusBadGateway,
-			Title:  "No answer from the machine",
-			Detail: fmt.Sprintf("the server on port %d of machine %s took the request for %s and ended without an HTTP answer: %v",
-				t.Port, t.Machine, rt.host, err),
-			Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
-			Hint:   "See what listens there with",
-		}
+		return answerProblem(rt, err)
 	}
 	t = dial.target
 	leads := fmt.Sprintf("%s leads to port %d of machine %s", rt.host, t.Port, t.Machine)
@@ -145,6 +121,37 @@ func upstreamProblem(rt *route, err error) problem {
 		Detail: leads + ", where nothing answers" + why,
 		Remedy: "holdpoint expose " + t.Machine + " PORT --host " + rt.host,
 		Hint:   "Start the server in the machine, or move the route with",
+	}
+}
+
+// answerProblem explains err, which came of a server that was reached.
+func answerProblem(rt *route, err error) problem {
+	t := rt.target
+	if errors.Is(err, prior.ErrNotHTTP2) {
+		return problem{
+			Status: http.StatusBadGateway,
+			Title:  "Not a server of HTTP/2",
+			Detail: fmt.Sprintf("%s leads to port %d of machine %s, which gRPC needs HTTP/2 on: %v", rt.host, t.Port, t.Machine, err),
+			Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
+			Hint:   "See what listens there with",
+		}
+	}
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		return problem{
+			Status: http.StatusGatewayTimeout,
+			Title:  "No answer in time",
+			Detail: fmt.Sprintf("the server on port %d of machine %s took the request for %s and has not begun to answer in time", t.Port, t.Machine, rt.host),
+			Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
+			Hint:   "See what listens there with",
+		}
+	}
+	return problem{
+		Status: http.StatusBadGateway,
+		Title:  "No answer from the machine",
+		Detail: fmt.Sprintf("the server on port %d of machine %s took the request for %s and ended without an HTTP answer: %v",
+			t.Port, t.Machine, rt.host, err),
+		Remedy: "holdpoint exec " + t.Machine + " -- ss -ltnp",
+		Hint:   "See what listens there with",
 	}
 }
 

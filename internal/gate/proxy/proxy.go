@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/accesslog"
+	"github.com/holdpoint/holdpoint/internal/gate/proxy/crowd"
 )
 
 // DefaultPort is the port a Proxy listens on unless another program has it.
@@ -37,6 +38,9 @@ const (
 	headerTimeout = 10 * time.Second
 	// clientIdleTimeout ends keep-alive connections of clients.
 	clientIdleTimeout = 2 * time.Minute
+	// maxClients is how many connections of clients are served. The idle one
+	// that waits longest makes place for a new one.
+	maxClients = 2000
 	// maxHeaderBytes bounds a request's headers. Node takes 16 KiB and nginx
 	// 32 KiB by default, so no server behind the proxy sees less than it would.
 	maxHeaderBytes = 128 << 10
@@ -96,7 +100,8 @@ type Proxy struct {
 	page     *template.Template
 	server   *http.Server
 	port     int
-	crowd    *crowd
+	clients  *crowd.Clients
+	full     problem
 	visits   *accesslog.Log
 	tunnels  tunnels
 
@@ -116,6 +121,7 @@ func Start(cfg Config) (*Proxy, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.maxClients = cmp.Or(cfg.maxClients, maxClients)
 	cfg.headerTimeout = cmp.Or(cfg.headerTimeout, headerTimeout)
 	page, err := template.New("page").Parse(pageHTML)
 	if err != nil {
@@ -131,7 +137,8 @@ func Start(cfg Config) (*Proxy, error) {
 		upstream: newUpstream(cfg.Backend),
 		page:     page,
 		port:     portOf(listeners[0]),
-		crowd:    newCrowd(cmp.Or(cfg.maxClients, maxClients)),
+		clients:  crowd.NewClients(cfg.maxClients),
+		full:     crowdProblem(cfg.maxClients),
 		visits:   cfg.Visits,
 	}
 	p.tunnels = newTunnels()
@@ -144,7 +151,7 @@ func Start(cfg Config) (*Proxy, error) {
 	p.server = &http.Server{
 		Handler:           p,
 		Protocols:         protocols,
-		ConnState:         p.crowd.changed,
+		ConnState:         p.clients.Changed,
 		ReadHeaderTimeout: cfg.headerTimeout,
 		IdleTimeout:       clientIdleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -190,7 +197,7 @@ func (p *Proxy) Close(ctx context.Context) error {
 	p.upstream.close()
 	p.serving.Wait()
 	p.handlers.Wait()
-	p.upstream.asking.Wait()
+	p.upstream.priors.Close()
 	return err
 }
 

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/gate/proxy/crowd"
+	"github.com/holdpoint/holdpoint/internal/gate/proxy/prior"
 )
 
 const (
@@ -43,6 +45,9 @@ const (
 	ioBufferBytes = 16 << 10
 )
 
+// errFull means that a machine has as many connections as it may.
+var errFull = errors.New("too many connections into the machine")
+
 // dialError is a failed Backend.Dial; nothing was sent to the machine.
 type dialError struct {
 	target Target
@@ -65,12 +70,8 @@ type upstream struct {
 	pooled, fresh *http.Transport
 	// prior speaks HTTP/2 with prior knowledge, which is in priors.
 	prior  *http.Transport
-	priors priors
-	// asking is what fills priors, until end is called.
-	asking sync.WaitGroup
-	ctx    context.Context
-	end    context.CancelFunc
-	seats  seats
+	priors *prior.Servers[Target]
+	seats  *crowd.Seats
 	// perMachine is maxPerMachine, but in tests.
 	perMachine int
 
@@ -81,9 +82,9 @@ type upstream struct {
 func newUpstream(b Backend) *upstream {
 	u := &upstream{
 		backend: b, conns: make(map[*trackedConn]struct{}), perMachine: maxPerMachine,
-		priors: priors{known: map[Target]*prior{}}, seats: seats{taken: map[string]int{}},
+		seats: crowd.NewSeats(),
 	}
-	u.ctx, u.end = context.WithCancel(context.Background())
+	u.priors = prior.New(func(ctx context.Context, t Target) (net.Conn, error) { return u.connect(ctx, t) })
 	u.pooled = &http.Transport{
 		DialContext:            u.dial,
 		DisableCompression:     true,
@@ -181,15 +182,15 @@ func (u *upstream) try(r *http.Request, rt *route) (*http.Response, error) {
 // there does not; then it is HTTP/1, which no call of gRPC can use.
 func (u *upstream) send(r *http.Request, t Target) (*http.Response, error) {
 	if r.ProtoMajor == 2 {
-		err := u.speaksHTTP2(r.Context(), t, isGRPC(r))
+		err := u.priors.Speaks(r.Context(), t, isGRPC(r))
 		if err == nil {
 			resp, err := u.prior.RoundTrip(r)
 			if err != nil && r.Context().Err() == nil {
-				u.priors.forget(t)
+				u.priors.Forget(t)
 			}
 			return resp, err
 		}
-		if !errors.Is(err, errNotHTTP2) || isGRPC(r) {
+		if !errors.Is(err, prior.ErrNotHTTP2) || isGRPC(r) {
 			return nil, err
 		}
 	}
@@ -230,14 +231,14 @@ func (u *upstream) connect(ctx context.Context, t Target) (_ *trackedConn, err e
 	defer cancel()
 	conn, err := u.backend.Dial(ctx, t)
 	if err != nil {
-		u.seats.leave(t.MachineID)
+		u.seats.Leave(t.MachineID)
 		return nil, &dialError{target: t, err: err}
 	}
 	c := &trackedConn{Conn: conn, target: t, owner: u}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.conns == nil {
-		u.seats.leave(t.MachineID)
+		u.seats.Leave(t.MachineID)
 		return nil, errors.Join(errors.New("proxy closes"), conn.Close())
 	}
 	u.conns[c] = struct{}{}
@@ -247,11 +248,11 @@ func (u *upstream) connect(ctx context.Context, t Target) (_ *trackedConn, err e
 // seat takes a place in the machine, if need be that of a connection that only
 // waits for the next request.
 func (u *upstream) seat(t Target) bool {
-	if u.seats.take(t.MachineID, u.perMachine) {
+	if u.seats.Take(t.MachineID, u.perMachine) {
 		return true
 	}
 	u.closeIdle()
-	return u.seats.take(t.MachineID, u.perMachine)
+	return u.seats.Take(t.MachineID, u.perMachine)
 }
 
 func (u *upstream) closeIdle() {
@@ -284,7 +285,6 @@ func (u *upstream) closeWhere(match func(*trackedConn) bool) {
 
 // close ends every connection and refuses new ones.
 func (u *upstream) close() {
-	u.end()
 	u.mu.Lock()
 	conns := u.conns
 	u.conns = nil
@@ -307,7 +307,7 @@ type trackedConn struct {
 // Close closes the connection and forgets it.
 func (c *trackedConn) Close() error {
 	c.left.Do(func() {
-		c.owner.seats.leave(c.target.MachineID)
+		c.owner.seats.Leave(c.target.MachineID)
 		c.owner.mu.Lock()
 		defer c.owner.mu.Unlock()
 		delete(c.owner.conns, c)
