@@ -225,3 +225,16 @@ type Exit struct {
 	// Message is what the process printed last, one line, for people.
 	Message string `json:"message,omitempty"`
 }
+
+// Isolation says by what a run's process is kept from the rest of the host, one
+// line each.
+type Isolation struct {
+	By []string `json:"by"`
+	// Missing is what this host has not got, with the reason.
+	Missing []string `json:"missing,omitempty"`
+}
+
+// Isolated is a Run that is kept from the rest of the host.
+type Isolated interface {
+	Isolation() Isolation
+}
