@@ -118,6 +118,8 @@ func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.Get
 	if s.f.full {
 		m.FullCheckpoints, m.ForkedFrom, m.RemoveOnStop = "userfaultfd", "c1000000000000aa", true
 		m.Spec.SuspendAfterMillis = 600_000
+		m.IsolatedBy = []string{"files (Landlock ABI 7)", "system calls (seccomp)"}
+		m.NotIsolated = []string{"namespaces: this host refuses them (operation not permitted)"}
 		m.Trouble = "machine web stands still because the host could not write its disk (free space in /layers: 3 MiB); free some space, it goes on by itself"
 	}
 	if s.f.stopped {

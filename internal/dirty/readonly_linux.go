@@ -18,8 +18,9 @@ import (
 // The guest may run.
 //
 // QEMU ≥ 8.2 opens the file so by itself (readonly=on,rom=off). What it does
-// not prevent is that the process opens the file anew by its name; that takes a
-// sandbox of file names.
+// not prevent is that the process opens the file anew, by the name by which it
+// opened it or through the descriptor that it is left with. For one that may not
+// there is Spare: a descriptor opened by another name.
 func ReadOnly(ctx context.Context, cfg Config) (int, error) {
 	p, err := openProcess(cfg)
 	if err != nil {
@@ -32,11 +33,15 @@ func ReadOnly(ctx context.Context, cfg Config) (int, error) {
 	}
 	err = inject.Do(ctx, p.pid, func(s *inject.Session) error {
 		for _, fd := range writable {
-			if err := reopen(s, fd); err != nil {
+			if err := reopen(s, fd, cfg.Spare); err != nil {
 				return err
 			}
 		}
-		return nil
+		if cfg.Spare == 0 {
+			return nil
+		}
+		_, err := s.Call(unix.SYS_CLOSE, uint64(cfg.Spare))
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("make memory file of process %d read-only: %w", cfg.PID, p.refusal(err))
@@ -48,8 +53,13 @@ func ReadOnly(ctx context.Context, cfg Config) (int, error) {
 	return len(writable), err
 }
 
-// reopen puts a read-only description of the same file at the descriptor.
-func reopen(s *inject.Session, fd int) error {
+// reopen puts a read-only description of the same file at the descriptor, that
+// of spare if there is one.
+func reopen(s *inject.Session, fd, spare int) error {
+	if spare != 0 {
+		_, err := s.Call(unix.SYS_DUP3, uint64(spare), uint64(fd), unix.O_CLOEXEC)
+		return err
+	}
 	return s.WithString("/proc/self/fd/"+strconv.Itoa(fd), func(path uint64) error {
 		at := unix.AT_FDCWD // a variable, since it is negative
 		opened, err := s.Call(unix.SYS_OPENAT, uint64(at), path, unix.O_RDONLY|unix.O_CLOEXEC, 0)

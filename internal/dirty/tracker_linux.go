@@ -19,6 +19,9 @@ type Config struct {
 	MemoryFile string
 	// MemoryBytes is its size, a multiple of PageSize.
 	MemoryBytes int64
+	// Spare is a descriptor that the process has inherited, of the memory file
+	// and open only for reading, for ReadOnly to use up; 0 for none.
+	Spare int
 	// Strategy is the one to use; empty is the best that works here.
 	Strategy Strategy
 }

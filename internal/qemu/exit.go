@@ -27,6 +27,7 @@ func (r *run) watch() {
 	})
 	client := r.client
 	r.mu.Unlock()
+	r.within.Clear()
 	close(r.exited)
 	r.stop()
 	_ = client.Close() // its socket is closed already

@@ -22,8 +22,10 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/isolation"
 	"github.com/holdpoint/holdpoint/internal/qemu/logs"
 	"github.com/holdpoint/holdpoint/internal/qemu/process"
+	"github.com/holdpoint/holdpoint/internal/qemu/reach"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 	"github.com/holdpoint/holdpoint/internal/undo"
 )
@@ -49,18 +51,23 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	if err != nil {
 		return nil, err
 	}
-	args, err := argv.Arguments(caps, cfg)
+	within, seen, spec, err := reach.Prepare(caps, cfg, q.without)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("prepare run %s: %w", cfg.RunID, err)
 	}
 	var steps undo.Stack
 	defer steps.Run()
+	steps.Add(within.Remove)
+	args, err := argv.Arguments(caps, seen)
+	if err != nil {
+		return nil, err
+	}
 	files, err := prepare(cfg, &steps)
 	defer files.close()
 	if err != nil {
 		return nil, fmt.Errorf("prepare run %s: %w", cfg.RunID, err)
 	}
-	p, err := spawn(append([]string{caps.Binary}, args...), files)
+	p, by, err := spawn(append([]string{caps.Binary}, args...), files, spec)
 	if err != nil {
 		return nil, launchError(cfg, false, err)
 	}
@@ -68,7 +75,7 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 	client, err := greet(ctx, cfg)
 	if err == nil {
 		steps.Add(func() { _ = client.Close() })
-		err = q.ready(ctx, caps, cfg, p, client)
+		err = errors.Join(within.Began(by), q.ready(ctx, caps, cfg, within, p, client))
 	}
 	if err != nil {
 		if ctx.Err() == nil { // QEMU hung up; what it printed is complete when it is gone
@@ -78,16 +85,16 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 		return nil, launchError(cfg, client != nil, err)
 	}
 	steps.Release()
-	return newRun(q, cfg, p, client), nil
+	return newRun(q, cfg, within, p, client), nil
 }
 
 // inherited are the files that QEMU gets, and the event pipe's other end.
 type inherited struct {
-	output, qmp, link, events *os.File
+	output, qmp, link, memory, events *os.File
 }
 
 func (f *inherited) close() {
-	for _, file := range []*os.File{f.output, f.qmp, f.link, f.events} {
+	for _, file := range []*os.File{f.output, f.qmp, f.link, f.memory, f.events} {
 		if file != nil {
 			_ = file.Close() // QEMU has its own
 		}
@@ -110,6 +117,8 @@ func prepare(cfg machine.RunConfig, steps *undo.Stack) (f *inherited, err error)
 	sizes := map[string]int64{eventsOut: 0, consoleFile: -1}
 	if cfg.Incoming == nil {
 		sizes[memoryFile] = cfg.MemoryBytes
+	} else if f.memory, err = os.Open(cfg.Incoming.MemoryFile); err != nil {
+		return f, err
 	}
 	for name, size := range sizes {
 		if err := createFile(path(name), size); err != nil {
@@ -178,18 +187,24 @@ func bind(path string, steps *undo.Stack) (*os.File, error) {
 }
 
 // spawn starts the process in a session of its own, so that no terminal's or
-// parent's end reaches it.
-func spawn(argv []string, f *inherited) (*process.Process, error) {
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Dir = "/"
-	cmd.Stdout, cmd.Stderr = f.output, f.output
-	cmd.ExtraFiles = []*os.File{f.qmp, f.link} // argv.QMPFD and argv.LinkFD
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		return nil, errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
+// parent's end reaches it, isolated as far as this host can.
+func spawn(argv []string, f *inherited, spec isolation.Spec) (*process.Process, machine.Isolation, error) {
+	started, by, err := spec.Start(func() *exec.Cmd {
+		cmd := exec.Command(argv[0], argv[1:]...)
+		cmd.Dir, cmd.Env = "/", reach.Environment(os.Environ())
+		cmd.Stdout, cmd.Stderr = f.output, f.output
+		cmd.ExtraFiles = []*os.File{f.qmp, f.link} // argv.QMPFD and argv.LinkFD
+		if f.memory != nil {
+			cmd.ExtraFiles = append(cmd.ExtraFiles, f.memory) // argv.MemoryFD
+		}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		return cmd
+	})
+	if err != nil {
+		return nil, by, errdefs.New(errdefs.Unsupported, "start QEMU: %w; %s", err, host.PackageAdvice)
 	}
-	pid := cmd.Process.Pid
-	_ = cmd.Process.Release() // the exit is awaited by our own handle
+	pid := started.Pid
+	_ = started.Release() // the exit is awaited by our own handle
 	// Our copies would keep a dead QEMU's sockets open.
 	_, _ = f.qmp.Close(), f.link.Close()
 	p, err := process.Open(pid)
@@ -197,7 +212,7 @@ func spawn(argv []string, f *inherited) (*process.Process, error) {
 		_ = unix.Kill(pid, unix.SIGKILL) // an unreaped child's pid is still its own
 		_, _ = unix.Wait4(pid, nil, 0, nil)
 	}
-	return p, err
+	return p, by, err
 }
 
 // greet waits until QEMU has made all devices and its event log is on.

@@ -3,6 +3,7 @@
 package qemu
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qemu/logs"
 	"github.com/holdpoint/holdpoint/internal/qemu/process"
+	"github.com/holdpoint/holdpoint/internal/qemu/reach"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -50,10 +52,11 @@ func checkIncoming(cfg machine.RunConfig) error {
 }
 
 // ready sets up the fresh process, whose guest has not executed anything.
-func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process.Process, client *qmp.Client) error {
-	if err := q.protect(ctx, caps, cfg, p); err != nil {
+func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, within *reach.Reach, p *process.Process, client *qmp.Client) error {
+	if err := q.protect(ctx, caps, cfg, within, p); err != nil {
 		return err
 	}
+	within.Keep(cfg.Disk[len(cfg.Disk)-1].ID)
 	if cfg.Incoming == nil {
 		return nil
 	}
@@ -64,7 +67,7 @@ func (q *QEMU) ready(ctx context.Context, caps host.Capabilities, cfg machine.Ru
 // a successor of ours trace it. A run that boots is the only one to map its
 // file and goes on without; one that continues shares its with others, and
 // there a failure is UNSUPPORTED.
-func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, p *process.Process) error {
+func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.RunConfig, within *reach.Reach, p *process.Process) error {
 	err := process.LetSuccessorsTrace(ctx, yamaScope, p.ID().PID)
 	if err != nil {
 		q.log.WarnContext(ctx, "full checkpoints will end with this process", "run", cfg.RunID, "error", err)
@@ -72,7 +75,11 @@ func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.
 	if argv.OpensReadOnly(caps) {
 		return nil
 	}
-	_, err = dirty.ReadOnly(ctx, memoryOf(cfg, p.ID().PID))
+	memory := memoryOf(cfg, within, p.ID().PID)
+	if cfg.Incoming != nil {
+		memory.Spare = argv.MemoryFD
+	}
+	_, err = dirty.ReadOnly(ctx, memory)
 	if err == nil || ctx.Err() != nil && cfg.Incoming == nil {
 		return nil
 	}
@@ -89,8 +96,8 @@ func (q *QEMU) protect(ctx context.Context, caps host.Capabilities, cfg machine.
 }
 
 // memoryOf says where the guest's memory of a run is.
-func memoryOf(cfg machine.RunConfig, pid int) dirty.Config {
-	return dirty.Config{PID: pid, MemoryFile: argv.MemoryFile(cfg), MemoryBytes: cfg.MemoryBytes}
+func memoryOf(cfg machine.RunConfig, within *reach.Reach, pid int) dirty.Config {
+	return dirty.Config{PID: pid, MemoryFile: cmp.Or(within.Memory(), argv.MemoryFile(cfg)), MemoryBytes: cfg.MemoryBytes}
 }
 
 // load gives the process the state of CPUs and devices and returns when it is

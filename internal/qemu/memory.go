@@ -29,7 +29,7 @@ func (r *run) Memory(ctx context.Context) (machine.Memory, error) {
 	if err := dirty.CheckPolicy(); err != nil {
 		return nil, fmt.Errorf("%s run %s: %w", verb, r.cfg.RunID, err)
 	}
-	t, err := dirty.Attach(ctx, memoryOf(r.cfg, r.proc.ID().PID))
+	t, err := dirty.Attach(ctx, memoryOf(r.cfg, r.within, r.proc.ID().PID))
 	if err != nil {
 		return nil, fmt.Errorf("%s run %s: %w", verb, r.cfg.RunID, err)
 	}

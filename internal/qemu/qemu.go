@@ -11,6 +11,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
+	"github.com/holdpoint/holdpoint/internal/qemu/isolation"
 )
 
 // Config is what a QEMU needs.
@@ -18,19 +19,23 @@ type Config struct {
 	// Host knows the binary and what it can do.
 	Host   *host.Host
 	Logger *slog.Logger
+	// Without are parts of the isolation that are left out, for tests of a host
+	// that has not got them.
+	Without isolation.Without
 }
 
 // QEMU is a machine.Hypervisor. It holds no process: runs do.
 type QEMU struct {
-	host *host.Host
-	log  *slog.Logger
+	host    *host.Host
+	log     *slog.Logger
+	without isolation.Without
 }
 
 var _ machine.Hypervisor = (*QEMU)(nil)
 
 // New returns a QEMU. Nothing is started or looked for yet.
 func New(cfg Config) *QEMU {
-	q := &QEMU{host: cfg.Host, log: cfg.Logger}
+	q := &QEMU{host: cfg.Host, log: cfg.Logger, without: cfg.Without}
 	if q.log == nil {
 		q.log = slog.New(slog.DiscardHandler)
 	}
@@ -63,8 +68,8 @@ func check(cfg machine.RunConfig) error {
 	switch {
 	case !filepath.IsAbs(cfg.Dir) || !filepath.IsAbs(cfg.SocketDir):
 		return bad("folder %q or %q is not absolute", cfg.Dir, cfg.SocketDir)
-	case len(filepath.Join(cfg.SocketDir, linkSocket)) > maxSocketPath:
-		return bad("path of sockets %q is longer than %d bytes; choose a shorter HOLDPOINT_HOME", cfg.SocketDir, maxSocketPath-len(linkSocket)-1)
+	case len(filepath.Join(cfg.SocketDir, netSocket)) > maxSocketPath:
+		return bad("path of sockets %q is longer than %d bytes; choose a shorter HOLDPOINT_HOME", cfg.SocketDir, maxSocketPath-len(netSocket)-1)
 	case cfg.Accelerator != "kvm" && cfg.Accelerator != "tcg":
 		return bad("accelerator %q is not kvm or tcg", cfg.Accelerator)
 	case cfg.MemoryBytes < 1<<20 || cfg.MemoryBytes%(1<<20) != 0:

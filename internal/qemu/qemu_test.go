@@ -124,9 +124,11 @@ func openFiles(t *testing.T, pid int, path string) (flags []string) {
 	t.Helper()
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	must(t, err)
+	want, err := os.Stat(path) // QEMU opens it by another name
+	must(t, err)
 	for _, fd := range fds {
-		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
-		if target != path {
+		st, err := os.Stat(fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name()))
+		if err != nil || !os.SameFile(st, want) {
 			continue
 		}
 		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd.Name()))

@@ -21,6 +21,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/qemu/blocks"
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qemu/process"
+	"github.com/holdpoint/holdpoint/internal/qemu/reach"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -32,6 +33,8 @@ type run struct {
 	cfg  machine.RunConfig
 	proc *process.Process
 	host *host.Host
+	// within is what the process may reach.
+	within *reach.Reach
 	// disk is changed by whoever holds changing.
 	disk   *blocks.Disk
 	exited chan struct{}
@@ -50,15 +53,15 @@ type run struct {
 	exit   machine.Exit
 }
 
-func newRun(q *QEMU, cfg machine.RunConfig, p *process.Process, client *qmp.Client) *run {
+func newRun(q *QEMU, cfg machine.RunConfig, within *reach.Reach, p *process.Process, client *qmp.Client) *run {
 	life, stop := context.WithCancel(context.Background())
 	r := &run{
-		log: q.log.With("run", cfg.RunID), cfg: cfg, proc: p, host: q.host,
+		log: q.log.With("run", cfg.RunID), cfg: cfg, proc: p, host: q.host, within: within,
 		exited: make(chan struct{}), life: life, stop: stop,
 		changing: make(chan struct{}, 1), dialing: make(chan struct{}, 1),
 		client: client,
 	}
-	r.disk = &blocks.Disk{RunID: cfg.RunID, Execute: r.execute}
+	r.disk = &blocks.Disk{RunID: cfg.RunID, Execute: r.execute, Reach: within}
 	r.tasks.Go(r.watch)
 	r.tasks.Go(func() { r.keepLogs(life) })
 	return r
@@ -95,7 +98,7 @@ func (q *QEMU) Adopt(ctx context.Context, cfg machine.RunConfig, p machine.Proce
 		}
 		return nil, fmt.Errorf("adopt run %s: %w", cfg.RunID, err)
 	}
-	return newRun(q, cfg, proc, client), nil
+	return newRun(q, cfg, reach.Open(cfg.Dir), proc, client), nil
 }
 
 // dialQMP connects to the run's QMP socket, on which pid must be listening.
@@ -106,6 +109,9 @@ func dialQMP(ctx context.Context, cfg machine.RunConfig, pid int) (*qmp.Client, 
 	}
 	return qmp.Connect(ctx, conn)
 }
+
+// Isolation is that of machine.Isolated.
+func (r *run) Isolation() machine.Isolation { return r.within.Isolation() }
 
 // Process is that of machine.Run.
 func (r *run) Process() machine.Process { return r.proc.ID() }

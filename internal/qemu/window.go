@@ -281,6 +281,9 @@ func (o *window) settle() {
 		}
 		return err
 	})
+	if o.switched {
+		r.within.Keep(o.Top.ID)
+	}
 	if o.top != "" && !o.switched {
 		if err := r.disk.Settle(context.Background(), *o.Top, errNotSwitched); r.usable(windowVerb) == nil && err != nil && !errors.Is(err, errNotSwitched) {
 			r.log.Warn("disk after a failed window", "error", err)

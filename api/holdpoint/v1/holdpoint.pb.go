@@ -1452,7 +1452,11 @@ type Machine struct {
 	RemoveOnStop bool `protobuf:"varint,21,opt,name=remove_on_stop,json=removeOnStop,proto3" json:"remove_on_stop,omitempty"`
 	// Why its guest is not ready, or stands still by nobody's order, one line;
 	// empty when there is nothing of the kind.
-	Trouble       string `protobuf:"bytes,22,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	Trouble string `protobuf:"bytes,22,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	// By what its QEMU is kept from the rest of the host, one line each, and what
+	// the host has not got of that, with the reason; empty while it has no run.
+	IsolatedBy    []string `protobuf:"bytes,23,rep,name=isolated_by,json=isolatedBy,proto3" json:"isolated_by,omitempty"`
+	NotIsolated   []string `protobuf:"bytes,24,rep,name=not_isolated,json=notIsolated,proto3" json:"not_isolated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1639,6 +1643,20 @@ func (x *Machine) GetTrouble() string {
 		return x.Trouble
 	}
 	return ""
+}
+
+func (x *Machine) GetIsolatedBy() []string {
+	if x != nil {
+		return x.IsolatedBy
+	}
+	return nil
+}
+
+func (x *Machine) GetNotIsolated() []string {
+	if x != nil {
+		return x.NotIsolated
+	}
+	return nil
 }
 
 type Image struct {
@@ -5118,7 +5136,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\x04R\x05count\x12.\n" +
-	"\x04last\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"\xbc\x05\n" +
+	"\x04last\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"\x80\x06\n" +
 	"\aMachine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -5147,7 +5165,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\vforked_from\x18\x14 \x01(\tR\n" +
 	"forkedFrom\x12$\n" +
 	"\x0eremove_on_stop\x18\x15 \x01(\bR\fremoveOnStop\x12\x18\n" +
-	"\atrouble\x18\x16 \x01(\tR\atrouble\"\xb6\x03\n" +
+	"\atrouble\x18\x16 \x01(\tR\atrouble\x12\x1f\n" +
+	"\visolated_by\x18\x17 \x03(\tR\n" +
+	"isolatedBy\x12!\n" +
+	"\fnot_isolated\x18\x18 \x03(\tR\vnotIsolated\"\xb6\x03\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\bbuild_id\x18\x02 \x01(\tR\abuildId\x12\"\n" +

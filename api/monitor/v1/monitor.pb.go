@@ -159,7 +159,11 @@ type StatusResponse struct {
 	ClosedSockets uint32 `protobuf:"varint,19,opt,name=closed_sockets,json=closedSockets,proto3" json:"closed_sockets,omitempty"`
 	// Why the guest will not become ready: it answers, and refuses again and again
 	// what it is told of who and when it is. Empty while there is hope.
-	Refused       string `protobuf:"bytes,20,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refused string `protobuf:"bytes,20,opt,name=refused,proto3" json:"refused,omitempty"`
+	// By what the QEMU process is kept from the rest of the host, one line each,
+	// and what this host has not got of that, with the reason.
+	IsolatedBy    []string `protobuf:"bytes,21,rep,name=isolated_by,json=isolatedBy,proto3" json:"isolated_by,omitempty"`
+	NotIsolated   []string `protobuf:"bytes,22,rep,name=not_isolated,json=notIsolated,proto3" json:"not_isolated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -332,6 +336,20 @@ func (x *StatusResponse) GetRefused() string {
 		return x.Refused
 	}
 	return ""
+}
+
+func (x *StatusResponse) GetIsolatedBy() []string {
+	if x != nil {
+		return x.IsolatedBy
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetNotIsolated() []string {
+	if x != nil {
+		return x.NotIsolated
+	}
+	return nil
 }
 
 type Exit struct {
@@ -1657,7 +1675,7 @@ var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
 const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\n" +
 	"\x18monitor/v1/monitor.proto\x12\x14holdpoint.monitor.v1\x1a\x14agent/v1/agent.proto\"\x0f\n" +
-	"\rStatusRequest\"\xf2\x04\n" +
+	"\rStatusRequest\"\xb6\x05\n" +
 	"\x0eStatusResponse\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1d\n" +
 	"\n" +
@@ -1681,7 +1699,10 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\btracking\x18\x11 \x01(\tR\btracking\x12\x19\n" +
 	"\bcpu_nano\x18\x12 \x01(\x03R\acpuNano\x12%\n" +
 	"\x0eclosed_sockets\x18\x13 \x01(\rR\rclosedSockets\x12\x18\n" +
-	"\arefused\x18\x14 \x01(\tR\arefused\"N\n" +
+	"\arefused\x18\x14 \x01(\tR\arefused\x12\x1f\n" +
+	"\visolated_by\x18\x15 \x03(\tR\n" +
+	"isolatedBy\x12!\n" +
+	"\fnot_isolated\x18\x16 \x03(\tR\vnotIsolated\"N\n" +
 	"\x04Exit\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05clean\x18\x02 \x01(\bR\x05clean\x12\x18\n" +

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -82,6 +83,8 @@ func machineFields(m *holdpointv1.Machine) [][2]string {
 		[2]string{"QEMU pid", pidText(m.GetQemuPid())},
 		[2]string{"monitor pid", pidText(m.GetMonitorPid())},
 		[2]string{"full checkpoints", m.GetFullCheckpoints()},
+		[2]string{"isolated by", strings.Join(m.GetIsolatedBy(), "; ")},
+		[2]string{"not isolated", strings.Join(m.GetNotIsolated(), "; ")},
 		[2]string{"last run ended", m.GetExit()},
 	)
 	for _, r := range m.GetRoutes() {

@@ -46,10 +46,12 @@ type Machine struct {
 	Head         string  `json:"head"`
 	ChainLength  uint32  `json:"chain_length"`
 	// FullCheckpoints is how changed pages of memory are found.
-	FullCheckpoints string `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be taken; empty while it does not run"`
-	ForkedFrom      string `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
-	RemoveOnStop    bool   `json:"remove_on_stop"`
-	Trouble         string `json:"trouble" doc:"why its guest is not ready, or stands still by nobody's order; empty for none"`
+	FullCheckpoints string   `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be taken; empty while it does not run"`
+	ForkedFrom      string   `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
+	RemoveOnStop    bool     `json:"remove_on_stop"`
+	Trouble         string   `json:"trouble" doc:"why its guest is not ready, or stands still by nobody's order; empty for none"`
+	IsolatedBy      []string `json:"isolated_by" doc:"what keeps its QEMU from the rest of the host; empty while it does not run"`
+	NotIsolated     []string `json:"not_isolated" doc:"what of that the host has not got, with the reason"`
 }
 
 // Spec is what a machine is made of.
@@ -179,7 +181,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 		QEMUPID: m.GetQemuPid(), MonitorPID: m.GetMonitorPid(),
 		Exit: m.GetExit(), Head: m.GetHead(), ChainLength: m.GetChainLength(),
 		FullCheckpoints: m.GetFullCheckpoints(), ForkedFrom: m.GetForkedFrom(), RemoveOnStop: m.GetRemoveOnStop(),
-		Trouble: m.GetTrouble(),
+		Trouble: m.GetTrouble(), IsolatedBy: m.GetIsolatedBy(), NotIsolated: m.GetNotIsolated(),
 	}
 }
 

@@ -94,6 +94,7 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		}
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
 		view.Trouble = status.GetTrouble()
+		view.IsolatedBy, view.NotIsolated = status.GetIsolatedBy(), status.GetNotIsolated()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()
 		if view.FullCheckpoints = status.GetTracking(); view.FullCheckpoints == "" {
 			view.FullCheckpoints = v.expected()

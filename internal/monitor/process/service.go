@@ -49,6 +49,10 @@ func (m *supervisor) status() *monitorv1.StatusResponse {
 		Tracking:      m.captures.Tracking(),
 		ClosedSockets: m.rec.ClosedSockets,
 	}
+	if isolated, ok := m.run.(machine.Isolated); ok {
+		by := isolated.Isolation()
+		st.IsolatedBy, st.NotIsolated = by.By, by.Missing
+	}
 	if m.rec.Process != nil {
 		st.QemuPid = int64(m.rec.Process.PID)
 		st.CpuNano = cpuTime(m.rec.Process.PID)

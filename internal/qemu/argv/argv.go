@@ -21,13 +21,15 @@ import (
 const (
 	Memory  = "memory"
 	Console = "console.log"
-	PIDFile = "qemu.pid"
+	PIDFile = Own + "/qemu.pid"
 	// Events is the name QEMU takes; the files are EventsIn, a pipe, and EventsOut.
 	Events    = "events"
 	EventsIn  = "events.in"
 	EventsOut = "events.out"
 	// Network is in the run's folder of sockets.
-	Network = "net.sock"
+	Network = Own + "/net.sock"
+	// Own is a folder in either, the only ones where QEMU makes and removes files.
+	Own = "own"
 )
 
 // The descriptors that the process inherits: sockets that are bound, on which
@@ -35,6 +37,8 @@ const (
 const (
 	QMPFD  = 3
 	LinkFD = 4
+	// MemoryFD is the memory file of a run with Incoming, open for reading.
+	MemoryFD = 5
 )
 
 // diskID is the qdev id of the root disk, DiskPath where QEMU has the device.

@@ -85,7 +85,7 @@ func TestPlatform(t *testing.T) {
 		t.Error("a network device makes no difference")
 	}
 	b.Incoming = nil
-	if with := arguments(t, "7.2", b); !strings.Contains(with, "-netdev\nstream,id=network,server=on,addr.type=unix,addr.path=/run/b,,c/net.sock") || !strings.Contains(with, `"driver":"virtio-net-pci"`) {
+	if with := arguments(t, "7.2", b); !strings.Contains(with, "-netdev\nstream,id=network,server=on,addr.type=unix,addr.path=/run/b,,c/own/net.sock") || !strings.Contains(with, `"driver":"virtio-net-pci"`) {
 		t.Error(with)
 	}
 	if strings.Count(line, "-device\n")+1 != len(x.Devices) {

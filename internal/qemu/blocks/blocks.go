@@ -17,6 +17,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/argv"
+	"github.com/holdpoint/holdpoint/internal/qemu/reach"
 	"github.com/holdpoint/holdpoint/internal/qmp"
 )
 
@@ -31,6 +32,8 @@ type Disk struct {
 	RunID string
 	// Execute runs one QMP command; verb says for people what it is for.
 	Execute func(ctx context.Context, verb, command string, args, result any) error
+	// Reach gives the process the files.
+	Reach *reach.Reach
 
 	mu sync.Mutex
 	// size is that of the disk, in bytes; 0 until QEMU was asked.
@@ -49,8 +52,11 @@ func (d *Disk) Switch(ctx context.Context, top machine.Layer) error {
 	args := map[string]any{"node": old, "overlay": disk.NodeName(top.ID)}
 	// This also reopens the old top, and its file, read-only.
 	if err := d.Execute(ctx, verb, "blockdev-snapshot", args, nil); err != nil {
-		return d.Settle(ctx, top, err)
+		if err = d.Settle(ctx, top, err); err != nil {
+			return err
+		}
 	}
+	d.Reach.Keep(top.ID)
 	return nil
 }
 
@@ -72,7 +78,11 @@ func (d *Disk) Prepare(ctx context.Context, verb string, top machine.Layer) (old
 	if err != nil {
 		return "", fmt.Errorf("%s run %s: %w", verb, d.RunID, err)
 	}
-	args, err := disk.OverlayArgs(disk.Layer(top))
+	named, err := d.Reach.Writable(top)
+	if err != nil {
+		return "", fmt.Errorf("%s run %s: %w", verb, d.RunID, err)
+	}
+	args, err := disk.OverlayArgs(disk.Layer(named))
 	if err != nil {
 		return "", err
 	}
@@ -150,6 +160,7 @@ func (d *Disk) add(ctx context.Context, l machine.Layer, args any) error {
 	return err
 }
 
+// remove removes the layer's node.
 func (d *Disk) remove(ctx context.Context, l machine.Layer) error {
 	return d.Execute(ctx, "remove layer from", "blockdev-del", map[string]any{"node-name": disk.NodeName(l.ID)}, nil)
 }
@@ -173,7 +184,10 @@ func (d *Disk) Settle(ctx context.Context, top machine.Layer, cause error) error
 		if switched = now == disk.NodeName(top.ID); switched {
 			return nil
 		}
-		return d.remove(ctx, top)
+		if err = d.remove(ctx, top); err == nil {
+			d.Reach.Forget(top.ID)
+		}
+		return err
 	})
 	switch {
 	case switched:

@@ -28,7 +28,11 @@ func (d *Disk) Replace(ctx context.Context, chain []machine.Layer, from, to int,
 	if _, err := checkLayer(merged); err != nil {
 		return fmt.Errorf("%s run %s: %w", replaceVerb, d.RunID, err)
 	}
-	node, err := disk.MergedArgs(disk.Layer(merged), chain[from-1].ID)
+	named, err := d.Reach.ReadOnly(merged)
+	if err != nil {
+		return fmt.Errorf("%s run %s: %w", replaceVerb, d.RunID, err)
+	}
+	node, err := disk.MergedArgs(disk.Layer(named), chain[from-1].ID)
 	if err != nil {
 		return err
 	}
@@ -56,6 +60,7 @@ func (d *Disk) drop(ctx context.Context, layers []machine.Layer) error {
 		if err := d.remove(ctx, layers[i]); err != nil && !errors.As(err, &refused) {
 			return err
 		}
+		d.Reach.Forget(layers[i].ID)
 	}
 	return nil
 }

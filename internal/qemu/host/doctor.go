@@ -25,7 +25,7 @@ type Check struct {
 // Checks looks at QEMU, KVM and what else of the host guests depend on. kernel
 // is an image's, to try KVM with; empty when there is none yet.
 func (h *Host) Checks(ctx context.Context, kernel string) []Check {
-	checks := []Check{h.checkQEMU(ctx), h.checkImg(), h.checkDeviceState(ctx), h.checkKVM(ctx, kernel)}
+	checks := []Check{h.checkQEMU(ctx), h.checkImg(), h.checkDeviceState(ctx), h.checkKVM(ctx, kernel), h.checkIsolation(ctx, nil)}
 	return append(checks, checkPtrace("/proc/sys/kernel/yama/ptrace_scope"), checkTracking(dirty.Probe()))
 }
 

@@ -59,6 +59,8 @@ type Capabilities struct {
 	// DeviceState is whether QEMU can save its devices without memory
 	// (xen-save-devices-state), which full checkpoints need.
 	DeviceState bool `json:"device_state"`
+	// Firmware are the folders that QEMU reads firmware from.
+	Firmware []string `json:"firmware"`
 }
 
 // Probe finds the binary and asks it what it can. The answer is remembered for
@@ -76,7 +78,7 @@ func (h *Host) Probe(ctx context.Context) (Capabilities, error) {
 	if err != nil {
 		return Capabilities{}, err
 	}
-	key += "|" + cpuModel // a new build of ours may ask for another
+	key += "|firmware|" + cpuModel // a new build of ours may ask for another
 	h.probing.Lock()
 	defer h.probing.Unlock()
 	if h.known != nil && h.knownBy == key {
@@ -127,7 +129,34 @@ func ask(ctx context.Context, path string) (caps Capabilities, err error) {
 		return Capabilities{}, fmt.Errorf("probe QEMU %q: %w", path, err)
 	}
 	defer client.Close()
-	return question(ctx, path, client)
+	if caps, err = question(ctx, path, client); err == nil {
+		caps.Firmware, err = firmware(ctx, path)
+	}
+	return caps, err
+}
+
+// firmware asks the binary for its folders of firmware, in which some files are
+// links into others.
+func firmware(ctx context.Context, path string) (dirs []string, err error) {
+	cmd := exec.CommandContext(ctx, path, "-L", "help")
+	cmd.WaitDelay = time.Second
+	defer Bind(cmd)()
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask QEMU %q for its firmware: %w", path, err)
+	}
+	for dir := range strings.Lines(string(out)) {
+		dir = filepath.Clean(strings.TrimSpace(dir))
+		dirs = append(dirs, dir)
+		files, _ := filepath.Glob(filepath.Join(dir, "*")) // the pattern is good
+		for _, file := range files {
+			if target, err := filepath.EvalSymlinks(file); err == nil {
+				dirs = append(dirs, filepath.Dir(target))
+			}
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs), nil
 }
 
 func question(ctx context.Context, path string, client *qmp.Client) (Capabilities, error) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -62,11 +63,11 @@ func TestProbeIsRemembered(t *testing.T) {
 	ctx, cancel := context.WithCancel(ctxOf(t))
 	cancel()
 	again, err := h.Probe(ctx)
-	if err != nil || again != caps {
+	if err != nil || !reflect.DeepEqual(again, caps) {
 		t.Errorf("second probe %+v, %v", again, err)
 	}
 	other, err := New(h.cfg).Probe(ctx)
-	if err != nil || other != caps {
+	if err != nil || !reflect.DeepEqual(other, caps) {
 		t.Errorf("other process's probe %+v, %v", other, err)
 	}
 	if _, err := New(Config{}).Probe(ctx); err == nil {

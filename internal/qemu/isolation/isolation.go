@@ -30,21 +30,21 @@ type Spec struct {
 	Write []string
 	// Folders are the program's own: it makes and removes files in them.
 	Folders []string
-	// Wrapped is why its files and namespaces are the host's; empty for its own.
-	Wrapped string
-	// Without leaves parts out, for tests of a host that has not got them.
-	Without Part
+	Without Without
 }
 
-// Part is a set of parts of the isolation.
-type Part int
+// Part is a part of the isolation.
+type Part string
 
 // The parts.
 const (
-	Files Part = 1 << iota
-	Calls
-	Namespaces
+	Files      Part = "files"
+	Calls      Part = "system calls"
+	Namespaces Part = "namespaces"
 )
+
+// Without are parts that are left out, with the reason.
+type Without map[Part]string
 
 // maxFiles is how many descriptors the program may have open.
 const maxFiles = 4096
@@ -89,11 +89,11 @@ func (s Spec) start(command func() *exec.Cmd, state *machine.Isolation) (*exec.C
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("give up new privileges: %w", err)
 	}
-	report := func(part, with string, err error) {
+	report := func(part Part, with string, err error) {
 		if err == nil {
-			state.By = append(state.By, part+" ("+with+")")
+			state.By = append(state.By, fmt.Sprintf("%s (%s)", part, with))
 		} else {
-			state.Missing = append(state.Missing, part+": "+err.Error())
+			state.Missing = append(state.Missing, fmt.Sprintf("%s: %v", part, err))
 		}
 	}
 	cmd, spaces, err := s.prepare(command, report)
@@ -101,16 +101,16 @@ func (s Spec) start(command func() *exec.Cmd, state *machine.Isolation) (*exec.C
 		return nil, err
 	}
 	if spaces != nil {
-		report("namespaces", spacesText, spaces)
+		report(Namespaces, spacesText, spaces)
 		return cmd, cmd.Start()
 	}
 	err = cmd.Start()
 	if refused(err) {
-		report("namespaces", spacesText, fmt.Errorf("this host refuses them (%w)", errors.Unwrap(err)))
+		report(Namespaces, spacesText, fmt.Errorf("this host refuses them (%w)", errors.Unwrap(err)))
 		cmd = command()
 		return cmd, cmd.Start()
 	}
-	report("namespaces", spacesText, nil)
+	report(Namespaces, spacesText, nil)
 	return cmd, err
 }
 
@@ -121,29 +121,21 @@ const (
 )
 
 // prepare restricts the thread; spaces is why there are no namespaces.
-func (s Spec) prepare(command func() *exec.Cmd, report func(part, with string, err error)) (cmd *exec.Cmd, spaces, err error) {
+func (s Spec) prepare(command func() *exec.Cmd, report func(part Part, with string, err error)) (cmd *exec.Cmd, spaces, err error) {
 	cmd = command()
-	const ignored = "turned off"
-	files := errors.New(ignored)
-	abi := 0
-	switch {
-	case s.Wrapped != "":
-		files, spaces = errors.New(s.Wrapped), errors.New(s.Wrapped)
-	case s.Without&Files == 0:
+	abi, files := 0, s.left(Files)
+	if files == nil {
 		if abi, files = s.restrictFiles(); errors.Is(files, errSpec) {
 			return nil, nil, files
 		}
 	}
-	report("files", fmt.Sprintf("Landlock ABI %d", abi), files)
-	calls := errors.New(ignored)
-	if s.Without&Calls == 0 {
+	report(Files, fmt.Sprintf("Landlock ABI %d", abi), files)
+	calls := s.left(Calls)
+	if calls == nil {
 		calls = filterCalls()
 	}
-	report("system calls", "seccomp", calls)
-	if s.Without&Namespaces != 0 {
-		spaces = errors.New(ignored)
-	}
-	if spaces == nil {
+	report(Calls, "seccomp", calls)
+	if spaces = s.left(Namespaces); spaces == nil {
 		if cmd.SysProcAttr == nil {
 			cmd.SysProcAttr = &syscall.SysProcAttr{}
 		}
@@ -152,6 +144,14 @@ func (s Spec) prepare(command func() *exec.Cmd, report func(part, with string, e
 		cmd.SysProcAttr.Cloneflags |= own
 	}
 	return cmd, spaces, nil
+}
+
+// left is why a part is left out; nil if it is not.
+func (s Spec) left(part Part) error {
+	if why, out := s.Without[part]; out {
+		return errors.New(why)
+	}
+	return nil
 }
 
 // refused reports whether a start failed for want of namespaces.
