@@ -64,7 +64,12 @@ func (s Spec) Start(command func() *exec.Cmd) (*os.Process, machine.Isolation, e
 	if err != nil {
 		return nil, machine.Isolation{}, err
 	}
-	return cmd.Process, state, limit(cmd.Process)
+	if err := limit(cmd.Process); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+		return nil, machine.Isolation{}, err
+	}
+	return cmd.Process, state, nil
 }
 
 // onceOnThread runs f on a thread that ends then: never unlocked, it is one

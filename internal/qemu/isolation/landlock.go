@@ -66,7 +66,7 @@ func LandlockABI() (int, error) {
 	case unix.ENOSYS:
 		return 0, errors.New("this kernel has no Landlock")
 	case unix.EOPNOTSUPP:
-		return 0, errors.New("Landlock is not turned on (kernel parameter lsm=)") //nolint:staticcheck // a name
+		return 0, errors.New("this kernel has not turned Landlock on (parameter lsm=)")
 	}
 	return 0, fmt.Errorf("ask for Landlock: %w", errno)
 }
