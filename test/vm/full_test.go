@@ -43,6 +43,20 @@ func TestFullCheckpoints(t *testing.T) {
 	}
 }
 
+// isIsolated looks at what keeps the machine's QEMU from the rest of the host.
+func (a alive) isIsolated(t *testing.T, name string) {
+	t.Helper()
+	var v struct {
+		Machine struct {
+			By []string `json:"isolated_by"`
+		}
+	}
+	a.JSON(t, &v, "inspect", name)
+	if len(v.Machine.By) == 0 {
+		t.Errorf("nothing isolates %s", name)
+	}
+}
+
 // testRestore goes back to the first checkpoint, and undoes that.
 func (a alive) testRestore(t *testing.T, before, after report) {
 	id := a.Must(t, "exec", "web", "--", "cat", "/etc/machine-id")
@@ -82,6 +96,7 @@ func (a alive) testFork(t *testing.T, before, after report) {
 		}
 		a.checkClock(t, m.Name)
 		a.isAt(t, m.Name, "one", before)
+		a.isIsolated(t, m.Name)
 		names = append(names, m.Name)
 	}
 	a.check(t, "web", after)
