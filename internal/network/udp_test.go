@@ -89,7 +89,7 @@ func TestIdleFlowsEnd(t *testing.T) {
 	o := newOutside()
 	o.put("udp", "1.1.1.1:123", listenUDP(t, same))
 	n := network(t, o, policy.Policy{Mode: policy.Internet})
-	n.limits = limits{tcp: 1, udp: 1, idle: 20 * time.Millisecond, dial: time.Minute, keep: time.Hour}
+	n.limits = limits{tcp: 1, udp: 1, idle: 300 * time.Millisecond, dial: time.Minute, keep: time.Hour}
 	g := start(t, n)
 	c := g.dialUDP("1.1.1.1:123")
 	exchange(t, c, []byte("one"))
