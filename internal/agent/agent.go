@@ -29,6 +29,7 @@ import (
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
 	"github.com/holdpoint/holdpoint/internal/agent/codec"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
+	"github.com/holdpoint/holdpoint/internal/agent/console"
 	"github.com/holdpoint/holdpoint/internal/agent/conversation"
 	"github.com/holdpoint/holdpoint/internal/agent/identity"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -112,9 +113,12 @@ func New(cfg Config) (*Agent, error) {
 	}
 	codec.Prepare()
 	family := command.NewFamily(cfg.Init)
+	commands := command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path})
+	if cfg.Init {
+		go console.Attend(console.Config{Commands: commands, Log: cfg.Log}) // as long as the guest runs
+	}
 	return &Agent{
-		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: identity.NewClock(cfg.Init),
-		commands: command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path}),
+		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: identity.NewClock(cfg.Init), commands: commands,
 	}, nil
 }
 

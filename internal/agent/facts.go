@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/internal/agent/gauge"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
@@ -50,6 +51,12 @@ func (a *Agent) Facts(context.Context, *connect.Request[agentv1.FactsRequest]) (
 		}
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// Usage tells what the guest uses.
+func (a *Agent) Usage(context.Context, *connect.Request[agentv1.UsageRequest]) (*connect.Response[agentv1.UsageResponse], error) {
+	u, err := gauge.Read()
+	return connect.NewResponse(u), wire.Encode(err)
 }
 
 // own keeps the agent's commands and what they started: descendants, and

@@ -30,6 +30,7 @@ var levels = map[string]int{
 	"internal/sparse":    1,
 	"internal/oci":       1,
 	"internal/accesslog": 1,
+	"internal/cgroup":    1,
 	// 2: the machine.
 	"internal/machine": 2,
 	"internal/qemu":    2,

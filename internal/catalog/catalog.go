@@ -24,6 +24,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog/effects"
 	"github.com/holdpoint/holdpoint/internal/catalog/journal"
 	"github.com/holdpoint/holdpoint/internal/catalog/ready"
+	"github.com/holdpoint/holdpoint/internal/catalog/wishes"
 	"github.com/holdpoint/holdpoint/internal/durable"
 )
 
@@ -45,12 +46,13 @@ type Config struct {
 }
 
 // Catalog is an open catalog. Its methods may be called at the same time.
-// Those of operations and leases are the journal's; those of pools, standbys
-// and booted checkpoints the register's; those of effects the log's.
+// Those of operations and leases are the journal's; those of pools, standbys and booted
+// checkpoints the register's; those of effects the log's; of names and machines at rest the book's.
 type Catalog struct {
 	*journal.Journal
 	*ready.Register
 	*effects.Log
+	*wishes.Book
 	db  *database.DB
 	now func() time.Time
 }
@@ -71,7 +73,7 @@ func Open(ctx context.Context, cfg Config) (*Catalog, error) {
 		return nil, err
 	}
 	j := journal.New(journal.Config{DB: db, Keep: cfg.KeepOperations, Ended: dropDisplaced})
-	return &Catalog{Journal: j, Register: ready.New(db), Log: effects.New(db), db: db, now: cfg.Now}, nil
+	return &Catalog{Journal: j, Register: ready.New(db), Log: effects.New(db), Book: wishes.New(db), db: db, now: cfg.Now}, nil
 }
 
 // Close closes the catalog.

@@ -149,10 +149,9 @@ func (c *Catalog) EndRun(ctx context.Context, id, runID string, s machine.State,
 	})
 }
 
-// RemoveMachine forgets a machine with its checkpoints, their pools, its routes
-// and its chain; its layers stay recorded until they are collected, and those
-// that forks or images need stay. A checkpoint of it that another operation
-// than opID leases, or that has standbys which were not ended, is REFERENCED.
+// RemoveMachine forgets a machine with its checkpoints, their pools, its routes and its chain; its
+// layers stay recorded until they are collected, and those that forks or images need stay. A checkpoint
+// of it that another operation than opID leases, or that has standbys which were not ended, is REFERENCED.
 func (c *Catalog) RemoveMachine(ctx context.Context, id, opID string) error {
 	return c.db.Write(ctx, "remove-machine", func(t *database.Tx) error {
 		m, err := machineOf(t, id)

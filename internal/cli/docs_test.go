@@ -64,7 +64,7 @@ func TestVerbsAreComplete(t *testing.T) {
 		if v.Short == "" || strings.HasSuffix(v.Short, ".") {
 			t.Errorf("%s: short text %q", cmd.CommandPath(), v.Short)
 		}
-		noJSON := []string{"holdpoint shell", "holdpoint completion", "holdpoint daemon run"}
+		noJSON := []string{"holdpoint shell", "holdpoint console", "holdpoint completion", "holdpoint daemon run"}
 		if v.Object == nil != slices.Contains(noJSON, cmd.CommandPath()) {
 			t.Errorf("%s: JSON object %T", cmd.CommandPath(), v.Object)
 		}

@@ -21,7 +21,7 @@ import (
 )
 
 func spec() *holdpointv1.Spec {
-	return &holdpointv1.Spec{MemoryBytes: 512 << 20, Cpus: 2, DiskBytes: 8 << 30, OnBoot: "nginx", Tmpfs: []string{"/scratch"}, Network: "none"}
+	return &holdpointv1.Spec{MemoryBytes: 512 << 20, Cpus: 2, DiskBytes: 8 << 30, OnBoot: "nginx", Tmpfs: []string{"/scratch"}, Network: "none", Restart: "no"}
 }
 
 func machine(name string) *holdpointv1.Machine {
@@ -103,6 +103,9 @@ func (s *fakeMachines) Run(_ context.Context, r *connect.Request[holdpointv1.Run
 
 func (s *fakeMachines) List(context.Context, *connect.Request[holdpointv1.ListMachinesRequest]) (*connect.Response[holdpointv1.ListMachinesResponse], error) {
 	m := machine("web")
+	if s.f.stopped {
+		m.State = "stopped"
+	}
 	if s.f.full {
 		m.Image = m.GetImageBuildId() // its name is another build's now
 		m.Trouble = "machine web stands still because the host could not write its disk (free space in /layers: 3 MiB); free some space, it goes on by itself"

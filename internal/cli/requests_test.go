@@ -31,7 +31,7 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := func(change func(*holdpointv1.Spec)) *holdpointv1.Spec {
-		s := &holdpointv1.Spec{Network: "internet", DiskFormat: "qcow2"}
+		s := &holdpointv1.Spec{Network: "internet", DiskFormat: "qcow2", Restart: "no"}
 		change(s)
 		return s
 	}
@@ -67,6 +67,15 @@ func TestRequests(t *testing.T) {
 			})},
 		},
 		{"run --image debian --on-boot ''", &holdpointv1.RunMachineRequest{RequestId: "r", Image: "debian", NoOnBoot: true, Spec: spec(func(*holdpointv1.Spec) {})}},
+		{
+			"run web --image debian --rm",
+			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", RemoveOnStop: true, Spec: spec(func(*holdpointv1.Spec) {})},
+		},
+		{
+			"run web --image debian --restart always",
+			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Spec: spec(func(s *holdpointv1.Spec) { s.Restart = "always" })},
+		},
+		{"rename web web2", &holdpointv1.RenameMachineRequest{RequestId: "r", Machine: "web", Name: "web2"}},
 		{
 			"run web --image debian --boot --suspend-after 1m30s",
 			&holdpointv1.RunMachineRequest{RequestId: "r", Name: "web", Image: "debian", Boot: true, Spec: spec(func(s *holdpointv1.Spec) {

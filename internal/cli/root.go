@@ -86,9 +86,10 @@ func addVerbs(a *app.App, root *cobra.Command) {
 	root.AddCommand(
 		a.Group("image", "Images that machines start from",
 			images.NewBuild(a), images.NewImport(a), images.NewList(a), images.NewInspect(a), images.NewRemove(a)),
-		machines.NewRun(a), machines.NewList(a), machines.NewInspect(a),
-		inside.NewExec(a), inside.NewShell(a), inside.NewAttach(a), inside.NewCopy(a), inside.NewLogs(a),
-		machines.NewStop(a), machines.NewStart(a), machines.NewPause(a), machines.NewResume(a), machines.NewSuspend(a), machines.NewRemove(a),
+		machines.NewRun(a), machines.NewList(a), machines.NewInspect(a), machines.NewStats(a),
+		inside.NewExec(a), inside.NewShell(a), inside.NewAttach(a), inside.NewConsole(a), inside.NewCopy(a), inside.NewLogs(a),
+		machines.NewStop(a), machines.NewStart(a), machines.NewPause(a), machines.NewResume(a), machines.NewSuspend(a),
+		machines.NewRename(a), machines.NewRemove(a),
 		a.Group("checkpoint", "Checkpoints of machines",
 			history.NewCheckpointCreate(a), history.NewCheckpointList(a), history.NewCheckpointShow(a), history.NewCheckpointVerify(a),
 			history.NewCheckpointPool(a), history.NewCheckpointRemove(a)),

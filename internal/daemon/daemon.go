@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/cgroup"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/checkpoints"
 	"github.com/holdpoint/holdpoint/internal/daemon/firstboot"
@@ -29,6 +30,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/proof"
 	"github.com/holdpoint/holdpoint/internal/daemon/reserve"
+	"github.com/holdpoint/holdpoint/internal/daemon/revive"
 	"github.com/holdpoint/holdpoint/internal/daemon/settle"
 	"github.com/holdpoint/holdpoint/internal/daemon/shorten"
 	"github.com/holdpoint/holdpoint/internal/daemon/slumber"
@@ -54,6 +56,8 @@ type Host interface {
 	BuildImage(ctx context.Context, cfg image.BuildConfig, progress func(image.Progress)) (image.Image, error)
 	// ImportImage makes an image of what somebody else made; see adopt.Import.
 	ImportImage(ctx context.Context, cfg adopt.Config, progress func(image.Progress)) (image.Image, []string, error)
+	// Groups holds runs to limits.
+	Groups() *cgroup.Tree
 	// Checks says what of the host works.
 	Checks(ctx context.Context) []Check
 }
@@ -107,6 +111,7 @@ type Daemon struct {
 	prover      *proof.Prover
 	shortener   *shorten.Shortener
 	slumber     *slumber.Watch
+	reviver     *revive.Watch
 	stop        chan struct{}
 	stopOnce    sync.Once
 
@@ -184,10 +189,11 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 	d.chains = diskchain.New(diskchain.Config{Home: cfg.Home, Files: cfg.Files, Merger: cfg.Host, Idle: proof.Idle, Log: cfg.Log})
 	d.keeper = keeper.New(keeper.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host, Chains: d.chains, Memory: d.memory,
-		MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log, Ended: d.ended,
+		Groups: cfg.Host.Groups(), MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log, Ended: d.ended,
 	})
 	d.view = &view.Viewer{
 		Catalog: cat, Keeper: d.keeper, Proxy: func() string { return d.doors().Addr() },
+		Trouble: func(id string) string { return d.reviver.Trouble(id) },
 		Problem: func(port int) error { return d.doors().Problem(port) },
 	}
 	d.prover = proof.New(proof.Config{
@@ -210,12 +216,14 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 		Catalog: cat, Gates: d.gates, Keeper: d.keeper, Log: cfg.Log,
 		Suspend: d.machines.SuspendIdle, Resume: d.machines.ResumeAsleep,
 	})
+	d.reviver = revive.New(revive.Config{Catalog: cat, Keeper: d.keeper, Start: d.machines.StartAgain, Log: cfg.Log})
 	d.guest = guest.New(guest.Config{Catalog: cat, Gates: d.gates, Keeper: d.keeper, Home: cfg.Home, Wake: d.slumber.Wake})
 }
 
 // release lets go of all that is kept, which goes on.
 func (d *Daemon) release() {
 	d.slumber.Close()
+	d.reviver.Close()
 	d.prover.Close()
 	d.shortener.Close()
 	d.pools.Close()
@@ -285,6 +293,7 @@ func (d *Daemon) doors() Proxy {
 func (d *Daemon) Close(ctx context.Context) error {
 	d.prover.Stop()
 	d.shortener.Stop()
+	d.reviver.Stop()
 	err := d.engine.Close(ctx)
 	d.release()
 	return errors.Join(err, d.catalog.Close(), d.lock.Unlock())
@@ -324,6 +333,7 @@ func (d *Daemon) tend(ctx context.Context) {
 	if err := d.slumber.Refresh(ctx); err != nil {
 		d.cfg.Log.Warn("look for idle machines", "error", err)
 	}
+	d.revive(ctx)
 }
 
 // ended is told of each run of a machine that has ended by itself.
@@ -331,6 +341,13 @@ func (d *Daemon) ended(string) {
 	ctx, cancel := context.WithTimeout(context.Background(), admission.QuickDeadline)
 	defer cancel()
 	d.machines.Reap(ctx)
+	d.revive(ctx)
+}
+
+func (d *Daemon) revive(ctx context.Context) {
+	if err := d.reviver.Look(ctx); err != nil {
+		d.cfg.Log.Warn("look for machines to start", "error", err)
+	}
 }
 
 func (d *Daemon) fillReserve() {

@@ -26,7 +26,16 @@ func (s *Spec) Complete() error {
 	if s.DiskFormat == QcowDisk {
 		s.DiskFormat = ""
 	}
+	if s.Restart == RestartNo {
+		s.Restart = ""
+	}
 	switch {
+	case s.Restart != "" && s.Restart != RestartAlways:
+		return errdefs.New(errdefs.Invalid, "restart %q: it is always or no", s.Restart)
+	case s.CPULimitMillis != 0 && s.CPULimitMillis < MinCPULimit:
+		return errdefs.New(errdefs.Invalid, "cpu-limit of %d thousandths of a CPU: give %d or more, or 0 for none", s.CPULimitMillis, MinCPULimit)
+	case s.MemoryLimitBytes != 0 && s.MemoryLimitBytes < s.MemoryBytes+ProcessMemory:
+		return errdefs.New(errdefs.Invalid, "memory-limit of %d MiB: the machine would be killed; its memory and its process need %d MiB", s.MemoryLimitBytes>>20, (s.MemoryBytes+ProcessMemory)>>20)
 	case s.MemoryBytes%(1<<20) != 0:
 		return errdefs.New(errdefs.Invalid, "memory of %d bytes: give whole MiB, such as 512M", s.MemoryBytes)
 	case s.MemoryBytes < MinMemory || s.MemoryBytes > MaxMemory:

@@ -10,6 +10,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/dirty"
 )
 
+// ConsoleSocket is the name of the socket of a run's console.
+const ConsoleSocket = "console.sock"
+
 // RunConfig is all that a hypervisor needs to begin one run.
 type RunConfig struct {
 	// RunID is 16 lower-case hexadecimal digits, new for each run.
@@ -18,7 +21,8 @@ type RunConfig struct {
 	// console log (console.log) and what the process prints.
 	Dir string
 	// SocketDir is a private folder (0700) of this run alone whose path is
-	// short enough for sockets; it may be Dir.
+	// short enough for sockets; it may be Dir. Who connects to ConsoleSocket there
+	// is at the guest's console, one at a time; the log is written all the same.
 	SocketDir   string
 	MachineID   string
 	MachineName string

@@ -39,6 +39,13 @@ type Spec struct {
 	// SuspendAfterMillis is how long the machine may be idle before it is
 	// suspended; 0 is for ever.
 	SuspendAfterMillis int64 `json:"suspend_after_ms,omitempty"`
+	// Restart is RestartAlways, or empty for never.
+	Restart string `json:"restart,omitempty"`
+	// CPULimitMillis is how much CPU time the machine's process may use, in
+	// thousandths of a CPU, MemoryLimitBytes how much of the host's memory; 0 is
+	// no limit.
+	CPULimitMillis   int   `json:"cpu_limit_millis,omitempty"`
+	MemoryLimitBytes int64 `json:"memory_limit_bytes,omitempty"`
 }
 
 // Policy is where the machine may connect to; nil for one without a network.
@@ -86,6 +93,17 @@ const (
 
 	// MinSuspendAfter is in milliseconds: what is shorter is no idleness.
 	MinSuspendAfter = 1000
+
+	// MinCPULimit is in thousandths of a CPU: the kernel counts no less.
+	MinCPULimit = 10
+	// ProcessMemory is what a machine's process and its monitor need of the host
+	// beside the guest's memory, at the least.
+	ProcessMemory = 128 << 20
+
+	// RestartAlways: the machine is started by itself whenever it has stopped and
+	// no person did that. RestartNo is another word for the empty one.
+	RestartAlways = "always"
+	RestartNo     = "no"
 
 	// NetworkNone means that the agent link is the guest's only way out.
 	NetworkNone = "none"

@@ -59,6 +59,9 @@ type Config struct {
 	// AsIs takes a guest that continues as it comes: it is ready once it
 	// answers, and is told neither name nor time, nor given entropy.
 	AsIs bool `json:"as_is,omitempty"`
+	// Group, not empty, is the folder of the group of processes that the monitor
+	// and its runs are in; it exists.
+	Group string `json:"group,omitempty"`
 	// Build is that of the starter, for people.
 	Build string `json:"build"`
 }

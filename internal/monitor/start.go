@@ -63,7 +63,7 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 	}
 	defer w.Close()
 	before := recordBytes(cfg.Dir)
-	died, err := spawn(cfg)
+	died, err := spawn(cfg, file.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +92,7 @@ func Start(ctx context.Context, cfg StartConfig) (*Client, error) {
 		case err == nil && alive:
 		case err == nil && again > 0 && bytes.Equal(before, recordBytes(cfg.Dir)):
 			again--
-			if died, err = spawn(cfg); err != nil {
+			if died, err = spawn(cfg, file.Group); err != nil {
 				return nil, err
 			}
 		default:
@@ -156,9 +156,9 @@ func Ensure(ctx context.Context, cfg StartConfig) (*Client, error) {
 	return Start(ctx, cfg)
 }
 
-// spawn begins the process in a session of its own, with nothing of ours but
-// the environment. died is closed when it has ended.
-func spawn(cfg StartConfig) (died <-chan struct{}, err error) {
+// spawn begins the process in a session of its own, and in the group if there is
+// one, with nothing of ours but the environment. died is closed when it has ended.
+func spawn(cfg StartConfig, group string) (died <-chan struct{}, err error) {
 	log, err := os.OpenFile(filepath.Join(cfg.Dir, logFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, errdefs.New(errdefs.Storage, "open log of monitor: %w", err)
@@ -173,6 +173,14 @@ func spawn(cfg StartConfig) (died <-chan struct{}, err error) {
 	cmd.Env = append(unmarked(env), monitorMark+"="+cfg.Dir)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if group != "" {
+		folder, err := os.Open(group)
+		if err != nil {
+			return nil, fmt.Errorf("start monitor in its group: %w", err)
+		}
+		defer folder.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(folder.Fd())
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start monitor %q: %w", cfg.Executable, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/qemu/ending"
 	"github.com/holdpoint/holdpoint/internal/qemu/logs"
 )
@@ -32,7 +33,7 @@ func (r *run) watch() {
 	r.stop()
 	_ = client.Close() // its socket is closed already
 	_ = r.proc.Close()
-	for _, name := range []string{qmpSocket, linkSocket, netSocket} {
+	for _, name := range []string{qmpSocket, linkSocket, netSocket, machine.ConsoleSocket} {
 		_ = os.Remove(filepath.Join(r.cfg.SocketDir, name)) // QEMU does it when it can
 	}
 }

@@ -134,12 +134,15 @@ func prepare(cfg machine.RunConfig, steps *undo.Stack) (f *inherited, err error)
 	if f.link, err = bind(filepath.Join(cfg.SocketDir, linkSocket), steps); err != nil {
 		return f, err
 	}
-	// QEMU makes this one itself: it takes no descriptor that it has to listen on.
-	network := filepath.Join(cfg.SocketDir, netSocket)
-	if err := os.Remove(network); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return f, err
+	// QEMU makes these itself: one takes no descriptor that it has to listen on, and
+	// the other is for nobody that has to know who listens.
+	for _, name := range []string{netSocket, machine.ConsoleSocket} {
+		path := filepath.Join(cfg.SocketDir, name)
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return f, err
+		}
+		steps.Add(func() { _ = os.Remove(path) })
 	}
-	steps.Add(func() { _ = os.Remove(network) })
 	f.events, err = openEvents(path(eventsIn))
 	return f, err
 }

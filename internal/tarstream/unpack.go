@@ -165,6 +165,9 @@ func (u *unpacker) place(name string) (string, error) {
 
 // entry unpacks one entry.
 func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
+	if h.Typeflag == tar.TypeXGlobalHeader {
+		return nil // a comment of git archive
+	}
 	name, err := u.place(h.Name)
 	if err != nil {
 		return err
@@ -179,7 +182,7 @@ func (u *unpacker) entry(h *tar.Header, r io.Reader) error {
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return u.folder(name, h)
-	case tar.TypeReg:
+	case tar.TypeReg, tar.TypeGNUSparse:
 		return u.file(name, h, r)
 	case tar.TypeSymlink:
 		return u.symlink(name, h)

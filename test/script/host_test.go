@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/holdpoint/holdpoint/internal/cgroup"
 	"github.com/holdpoint/holdpoint/internal/daemon"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/disk"
@@ -94,6 +95,11 @@ func (h fakeHost) ImportImage(ctx context.Context, cfg adopt.Config, progress fu
 	}
 	img, err := image.Open(filepath.Join(cfg.ImagesDir, m.BuildID))
 	return img, []string{fmt.Sprintf("kernel %q, initrd %q, partition %d, tag %q, size %d", cfg.Kernel, cfg.Initrd, cfg.Partition, cfg.Tag, cfg.DiskBytes)}, err
+}
+
+// Groups are in a hierarchy that is not there.
+func (h fakeHost) Groups() *cgroup.Tree {
+	return &cgroup.Tree{Mount: filepath.Join(h.faults, "groups"), Self: filepath.Join(h.faults, "group")}
 }
 
 // Checks finds nothing wrong.

@@ -2136,6 +2136,113 @@ func (x *Listener) GetProcess() string {
 	return ""
 }
 
+type UsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageRequest) Reset() {
+	*x = UsageRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRequest) ProtoMessage() {}
+
+func (x *UsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
+func (*UsageRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+}
+
+type UsageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As the guest's kernel sees it, in bytes.
+	MemoryBytes uint64 `protobuf:"varint,1,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// What programs could get without swapping, in bytes.
+	MemoryAvailableBytes uint64 `protobuf:"varint,2,opt,name=memory_available_bytes,json=memoryAvailableBytes,proto3" json:"memory_available_bytes,omitempty"`
+	// Over all devices but the loopback since the guest booted, in bytes.
+	ReceivedBytes uint64 `protobuf:"varint,3,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	SentBytes     uint64 `protobuf:"varint,4,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageResponse) Reset() {
+	*x = UsageResponse{}
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageResponse) ProtoMessage() {}
+
+func (x *UsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
+func (*UsageResponse) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *UsageResponse) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetMemoryAvailableBytes() uint64 {
+	if x != nil {
+		return x.MemoryAvailableBytes
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
 type ShutdownRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long processes get between SIGTERM and SIGKILL.
@@ -2146,7 +2253,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2265,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2278,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ShutdownRequest) GetGraceMillis() int64 {
@@ -2189,7 +2296,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2308,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2321,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 var File_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -2358,10 +2465,17 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bListener\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
-	"\aprocess\x18\x03 \x01(\tR\aprocess\"4\n" +
+	"\aprocess\x18\x03 \x01(\tR\aprocess\"\x0e\n" +
+	"\fUsageRequest\"\xae\x01\n" +
+	"\rUsageResponse\x12!\n" +
+	"\fmemory_bytes\x18\x01 \x01(\x04R\vmemoryBytes\x124\n" +
+	"\x16memory_available_bytes\x18\x02 \x01(\x04R\x14memoryAvailableBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\x03 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x04 \x01(\x04R\tsentBytes\"4\n" +
 	"\x0fShutdownRequest\x12!\n" +
 	"\fgrace_millis\x18\x01 \x01(\x03R\vgraceMillis\"\x12\n" +
-	"\x10ShutdownResponse2\xb6\a\n" +
+	"\x10ShutdownResponse2\x84\b\n" +
 	"\fAgentService\x12I\n" +
 	"\x04Ping\x12\x1f.holdpoint.agent.v1.PingRequest\x1a .holdpoint.agent.v1.PingResponse\x12X\n" +
 	"\tConfigure\x12$.holdpoint.agent.v1.ConfigureRequest\x1a%.holdpoint.agent.v1.ConfigureResponse\x12U\n" +
@@ -2372,7 +2486,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\x06Upload\x12!.holdpoint.agent.v1.UploadRequest\x1a\".holdpoint.agent.v1.UploadResponse(\x01\x12W\n" +
 	"\bDownload\x12#.holdpoint.agent.v1.DownloadRequest\x1a$.holdpoint.agent.v1.DownloadResponse0\x01\x12M\n" +
 	"\x04Dial\x12\x1f.holdpoint.agent.v1.DialRequest\x1a .holdpoint.agent.v1.DialResponse(\x010\x01\x12L\n" +
-	"\x05Facts\x12 .holdpoint.agent.v1.FactsRequest\x1a!.holdpoint.agent.v1.FactsResponse\x12U\n" +
+	"\x05Facts\x12 .holdpoint.agent.v1.FactsRequest\x1a!.holdpoint.agent.v1.FactsResponse\x12L\n" +
+	"\x05Usage\x12 .holdpoint.agent.v1.UsageRequest\x1a!.holdpoint.agent.v1.UsageResponse\x12U\n" +
 	"\bShutdown\x12#.holdpoint.agent.v1.ShutdownRequest\x1a$.holdpoint.agent.v1.ShutdownResponseB5Z3github.com/holdpoint/holdpoint/api/agent/v1;agentv1b\x06proto3"
 
 var (
@@ -2387,7 +2502,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(*PingRequest)(nil),          // 0: holdpoint.agent.v1.PingRequest
 	(*PingResponse)(nil),         // 1: holdpoint.agent.v1.PingResponse
@@ -2421,8 +2536,10 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*FactsResponse)(nil),        // 29: holdpoint.agent.v1.FactsResponse
 	(*Process)(nil),              // 30: holdpoint.agent.v1.Process
 	(*Listener)(nil),             // 31: holdpoint.agent.v1.Listener
-	(*ShutdownRequest)(nil),      // 32: holdpoint.agent.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),     // 33: holdpoint.agent.v1.ShutdownResponse
+	(*UsageRequest)(nil),         // 32: holdpoint.agent.v1.UsageRequest
+	(*UsageResponse)(nil),        // 33: holdpoint.agent.v1.UsageResponse
+	(*ShutdownRequest)(nil),      // 34: holdpoint.agent.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),     // 35: holdpoint.agent.v1.ShutdownResponse
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	4,  // 0: holdpoint.agent.v1.ConfigureRequest.network:type_name -> holdpoint.agent.v1.NetworkDevice
@@ -2452,20 +2569,22 @@ var file_agent_v1_agent_proto_depIdxs = []int32{
 	23, // 24: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
 	25, // 25: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
 	28, // 26: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
-	32, // 27: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
-	1,  // 28: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
-	3,  // 29: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
-	6,  // 30: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
-	8,  // 31: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
-	14, // 32: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
-	18, // 33: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	22, // 34: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	24, // 35: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	27, // 36: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
-	29, // 37: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	33, // 38: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
-	28, // [28:39] is the sub-list for method output_type
-	17, // [17:28] is the sub-list for method input_type
+	32, // 27: holdpoint.agent.v1.AgentService.Usage:input_type -> holdpoint.agent.v1.UsageRequest
+	34, // 28: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
+	1,  // 29: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
+	3,  // 30: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
+	6,  // 31: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
+	8,  // 32: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
+	14, // 33: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
+	18, // 34: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	22, // 35: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	24, // 36: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	27, // 37: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
+	29, // 38: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	33, // 39: holdpoint.agent.v1.AgentService.Usage:output_type -> holdpoint.agent.v1.UsageResponse
+	35, // 40: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
+	29, // [29:41] is the sub-list for method output_type
+	17, // [17:29] is the sub-list for method input_type
 	17, // [17:17] is the sub-list for extension type_name
 	17, // [17:17] is the sub-list for extension extendee
 	0,  // [0:17] is the sub-list for field type_name
@@ -2510,7 +2629,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1178,9 +1178,15 @@ type Spec struct {
 	// The host's own ports that can be reached.
 	NetworkAllowHost []uint32 `protobuf:"varint,9,rep,packed,name=network_allow_host,json=networkAllowHost,proto3" json:"network_allow_host,omitempty"`
 	// qcow2 (also when empty): layers over the image; raw: one file of its own.
-	DiskFormat    string `protobuf:"bytes,10,opt,name=disk_format,json=diskFormat,proto3" json:"disk_format,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DiskFormat string `protobuf:"bytes,10,opt,name=disk_format,json=diskFormat,proto3" json:"disk_format,omitempty"`
+	// no; always: started by itself whenever it has stopped and nobody asked for that.
+	Restart string `protobuf:"bytes,11,opt,name=restart,proto3" json:"restart,omitempty"`
+	// How much CPU time its process may use, in thousandths of a CPU; 0 is no limit.
+	CpuLimitMillis uint32 `protobuf:"varint,12,opt,name=cpu_limit_millis,json=cpuLimitMillis,proto3" json:"cpu_limit_millis,omitempty"`
+	// How much of the host's memory its process may use; 0 is no limit.
+	MemoryLimitBytes int64 `protobuf:"varint,13,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Spec) Reset() {
@@ -1281,6 +1287,27 @@ func (x *Spec) GetDiskFormat() string {
 		return x.DiskFormat
 	}
 	return ""
+}
+
+func (x *Spec) GetRestart() string {
+	if x != nil {
+		return x.Restart
+	}
+	return ""
+}
+
+func (x *Spec) GetCpuLimitMillis() uint32 {
+	if x != nil {
+		return x.CpuLimitMillis
+	}
+	return 0
+}
+
+func (x *Spec) GetMemoryLimitBytes() int64 {
+	if x != nil {
+		return x.MemoryLimitBytes
+	}
+	return 0
 }
 
 // MachineNetwork is what the network of a machine has refused since its monitor
@@ -2903,7 +2930,9 @@ type RunMachineRequest struct {
 	// Boot, even if the image has a booted checkpoint.
 	Boot bool `protobuf:"varint,5,opt,name=boot,proto3" json:"boot,omitempty"`
 	// Run nothing at boot where the spec says nothing and the image has a command.
-	NoOnBoot      bool `protobuf:"varint,6,opt,name=no_on_boot,json=noOnBoot,proto3" json:"no_on_boot,omitempty"`
+	NoOnBoot bool `protobuf:"varint,6,opt,name=no_on_boot,json=noOnBoot,proto3" json:"no_on_boot,omitempty"`
+	// It is removed when it stops.
+	RemoveOnStop  bool `protobuf:"varint,7,opt,name=remove_on_stop,json=removeOnStop,proto3" json:"remove_on_stop,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2980,6 +3009,305 @@ func (x *RunMachineRequest) GetNoOnBoot() bool {
 	return false
 }
 
+func (x *RunMachineRequest) GetRemoveOnStop() bool {
+	if x != nil {
+		return x.RemoveOnStop
+	}
+	return false
+}
+
+type RenameMachineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Machine       string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenameMachineRequest) Reset() {
+	*x = RenameMachineRequest{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenameMachineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenameMachineRequest) ProtoMessage() {}
+
+func (x *RenameMachineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenameMachineRequest.ProtoReflect.Descriptor instead.
+func (*RenameMachineRequest) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RenameMachineRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *RenameMachineRequest) GetMachine() string {
+	if x != nil {
+		return x.Machine
+	}
+	return ""
+}
+
+func (x *RenameMachineRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type MachineStatsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: all.
+	Machine       string `protobuf:"bytes,1,opt,name=machine,proto3" json:"machine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineStatsRequest) Reset() {
+	*x = MachineStatsRequest{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineStatsRequest) ProtoMessage() {}
+
+func (x *MachineStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineStatsRequest.ProtoReflect.Descriptor instead.
+func (*MachineStatsRequest) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *MachineStatsRequest) GetMachine() string {
+	if x != nil {
+		return x.Machine
+	}
+	return ""
+}
+
+type MachineStatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name.
+	Machines      []*MachineStats `protobuf:"bytes,1,rep,name=machines,proto3" json:"machines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineStatsResponse) Reset() {
+	*x = MachineStatsResponse{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineStatsResponse) ProtoMessage() {}
+
+func (x *MachineStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineStatsResponse.ProtoReflect.Descriptor instead.
+func (*MachineStatsResponse) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *MachineStatsResponse) GetMachines() []*MachineStats {
+	if x != nil {
+		return x.Machines
+	}
+	return nil
+}
+
+// MachineStats is what one machine uses. Without a run only the disk's bytes are
+// more than 0.
+type MachineStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	State string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// CPU time of its process while this was measured; 100 is one CPU.
+	CpuPercent float64 `protobuf:"fixed64,4,opt,name=cpu_percent,json=cpuPercent,proto3" json:"cpu_percent,omitempty"`
+	// Of its own, which it shares with no other machine, swap included.
+	MemoryBytes int64 `protobuf:"varint,5,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// What the guest has, and what of it is in use; 0 where the guest did not say.
+	GuestMemoryBytes int64 `protobuf:"varint,6,opt,name=guest_memory_bytes,json=guestMemoryBytes,proto3" json:"guest_memory_bytes,omitempty"`
+	GuestUsedBytes   int64 `protobuf:"varint,7,opt,name=guest_used_bytes,json=guestUsedBytes,proto3" json:"guest_used_bytes,omitempty"`
+	// Of the layers of its disk above the image on the host, those included that
+	// it shares with checkpoints and forks.
+	DiskBytes int64 `protobuf:"varint,8,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	// Since the guest booted; 0 where the guest did not say.
+	ReceivedBytes int64 `protobuf:"varint,9,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	SentBytes     int64 `protobuf:"varint,10,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// Since its guest answered first in this run; 0 before.
+	UpMillis int64 `protobuf:"varint,11,opt,name=up_millis,json=upMillis,proto3" json:"up_millis,omitempty"`
+	// Why the guest did not say what it uses, one line.
+	Silent        string `protobuf:"bytes,12,opt,name=silent,proto3" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MachineStats) Reset() {
+	*x = MachineStats{}
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MachineStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MachineStats) ProtoMessage() {}
+
+func (x *MachineStats) ProtoReflect() protoreflect.Message {
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MachineStats.ProtoReflect.Descriptor instead.
+func (*MachineStats) Descriptor() ([]byte, []int) {
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *MachineStats) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MachineStats) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MachineStats) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *MachineStats) GetCpuPercent() float64 {
+	if x != nil {
+		return x.CpuPercent
+	}
+	return 0
+}
+
+func (x *MachineStats) GetMemoryBytes() int64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *MachineStats) GetGuestMemoryBytes() int64 {
+	if x != nil {
+		return x.GuestMemoryBytes
+	}
+	return 0
+}
+
+func (x *MachineStats) GetGuestUsedBytes() int64 {
+	if x != nil {
+		return x.GuestUsedBytes
+	}
+	return 0
+}
+
+func (x *MachineStats) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *MachineStats) GetReceivedBytes() int64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *MachineStats) GetSentBytes() int64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *MachineStats) GetUpMillis() int64 {
+	if x != nil {
+		return x.UpMillis
+	}
+	return 0
+}
+
+func (x *MachineStats) GetSilent() string {
+	if x != nil {
+		return x.Silent
+	}
+	return ""
+}
+
 type SuspendMachineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -2990,7 +3318,7 @@ type SuspendMachineRequest struct {
 
 func (x *SuspendMachineRequest) Reset() {
 	*x = SuspendMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3330,7 @@ func (x *SuspendMachineRequest) String() string {
 func (*SuspendMachineRequest) ProtoMessage() {}
 
 func (x *SuspendMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[31]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3343,7 @@ func (x *SuspendMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendMachineRequest.ProtoReflect.Descriptor instead.
 func (*SuspendMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{31}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SuspendMachineRequest) GetRequestId() string {
@@ -3053,7 +3381,7 @@ type ForkRequest struct {
 
 func (x *ForkRequest) Reset() {
 	*x = ForkRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3393,7 @@ func (x *ForkRequest) String() string {
 func (*ForkRequest) ProtoMessage() {}
 
 func (x *ForkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[32]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3406,7 @@ func (x *ForkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkRequest.ProtoReflect.Descriptor instead.
 func (*ForkRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{32}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForkRequest) GetRequestId() string {
@@ -3138,7 +3466,7 @@ type ListMachinesRequest struct {
 
 func (x *ListMachinesRequest) Reset() {
 	*x = ListMachinesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3150,7 +3478,7 @@ func (x *ListMachinesRequest) String() string {
 func (*ListMachinesRequest) ProtoMessage() {}
 
 func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[33]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3163,7 +3491,7 @@ func (x *ListMachinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesRequest.ProtoReflect.Descriptor instead.
 func (*ListMachinesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{33}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{37}
 }
 
 type ListMachinesResponse struct {
@@ -3175,7 +3503,7 @@ type ListMachinesResponse struct {
 
 func (x *ListMachinesResponse) Reset() {
 	*x = ListMachinesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3515,7 @@ func (x *ListMachinesResponse) String() string {
 func (*ListMachinesResponse) ProtoMessage() {}
 
 func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[34]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3528,7 @@ func (x *ListMachinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMachinesResponse.ProtoReflect.Descriptor instead.
 func (*ListMachinesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{34}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListMachinesResponse) GetMachines() []*Machine {
@@ -3219,7 +3547,7 @@ type GetMachineRequest struct {
 
 func (x *GetMachineRequest) Reset() {
 	*x = GetMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3559,7 @@ func (x *GetMachineRequest) String() string {
 func (*GetMachineRequest) ProtoMessage() {}
 
 func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[35]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3572,7 @@ func (x *GetMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMachineRequest.ProtoReflect.Descriptor instead.
 func (*GetMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{35}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetMachineRequest) GetMachine() string {
@@ -3264,7 +3592,7 @@ type StartMachineRequest struct {
 
 func (x *StartMachineRequest) Reset() {
 	*x = StartMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +3604,7 @@ func (x *StartMachineRequest) String() string {
 func (*StartMachineRequest) ProtoMessage() {}
 
 func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[36]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +3617,7 @@ func (x *StartMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMachineRequest.ProtoReflect.Descriptor instead.
 func (*StartMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{36}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StartMachineRequest) GetRequestId() string {
@@ -3320,7 +3648,7 @@ type StopMachineRequest struct {
 
 func (x *StopMachineRequest) Reset() {
 	*x = StopMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3660,7 @@ func (x *StopMachineRequest) String() string {
 func (*StopMachineRequest) ProtoMessage() {}
 
 func (x *StopMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[37]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3345,7 +3673,7 @@ func (x *StopMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopMachineRequest.ProtoReflect.Descriptor instead.
 func (*StopMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{37}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StopMachineRequest) GetRequestId() string {
@@ -3386,7 +3714,7 @@ type PauseMachineRequest struct {
 
 func (x *PauseMachineRequest) Reset() {
 	*x = PauseMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3726,7 @@ func (x *PauseMachineRequest) String() string {
 func (*PauseMachineRequest) ProtoMessage() {}
 
 func (x *PauseMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[38]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3739,7 @@ func (x *PauseMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseMachineRequest.ProtoReflect.Descriptor instead.
 func (*PauseMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{38}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PauseMachineRequest) GetRequestId() string {
@@ -3438,7 +3766,7 @@ type ResumeMachineRequest struct {
 
 func (x *ResumeMachineRequest) Reset() {
 	*x = ResumeMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3450,7 +3778,7 @@ func (x *ResumeMachineRequest) String() string {
 func (*ResumeMachineRequest) ProtoMessage() {}
 
 func (x *ResumeMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[39]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3463,7 +3791,7 @@ func (x *ResumeMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeMachineRequest.ProtoReflect.Descriptor instead.
 func (*ResumeMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{39}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ResumeMachineRequest) GetRequestId() string {
@@ -3492,7 +3820,7 @@ type RemoveMachineRequest struct {
 
 func (x *RemoveMachineRequest) Reset() {
 	*x = RemoveMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3504,7 +3832,7 @@ func (x *RemoveMachineRequest) String() string {
 func (*RemoveMachineRequest) ProtoMessage() {}
 
 func (x *RemoveMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[40]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3517,7 +3845,7 @@ func (x *RemoveMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMachineRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{40}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemoveMachineRequest) GetRequestId() string {
@@ -3561,7 +3889,7 @@ type RestoreMachineRequest struct {
 
 func (x *RestoreMachineRequest) Reset() {
 	*x = RestoreMachineRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3901,7 @@ func (x *RestoreMachineRequest) String() string {
 func (*RestoreMachineRequest) ProtoMessage() {}
 
 func (x *RestoreMachineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[41]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3914,7 @@ func (x *RestoreMachineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMachineRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMachineRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{41}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestoreMachineRequest) GetRequestId() string {
@@ -3657,7 +3985,7 @@ type GuestExecRequest struct {
 
 func (x *GuestExecRequest) Reset() {
 	*x = GuestExecRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3669,7 +3997,7 @@ func (x *GuestExecRequest) String() string {
 func (*GuestExecRequest) ProtoMessage() {}
 
 func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[42]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3682,7 +4010,7 @@ func (x *GuestExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecRequest.ProtoReflect.Descriptor instead.
 func (*GuestExecRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{42}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GuestExecRequest) GetMachine() string {
@@ -3717,7 +4045,7 @@ type GuestExecResponse struct {
 
 func (x *GuestExecResponse) Reset() {
 	*x = GuestExecResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +4057,7 @@ func (x *GuestExecResponse) String() string {
 func (*GuestExecResponse) ProtoMessage() {}
 
 func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[43]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +4070,7 @@ func (x *GuestExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestExecResponse.ProtoReflect.Descriptor instead.
 func (*GuestExecResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{43}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GuestExecResponse) GetMessage() *v1.ExecResponse {
@@ -3770,7 +4098,7 @@ type ListGuestCommandsRequest struct {
 
 func (x *ListGuestCommandsRequest) Reset() {
 	*x = ListGuestCommandsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +4110,7 @@ func (x *ListGuestCommandsRequest) String() string {
 func (*ListGuestCommandsRequest) ProtoMessage() {}
 
 func (x *ListGuestCommandsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[44]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +4123,7 @@ func (x *ListGuestCommandsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGuestCommandsRequest.ProtoReflect.Descriptor instead.
 func (*ListGuestCommandsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{44}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListGuestCommandsRequest) GetMachine() string {
@@ -3823,7 +4151,7 @@ type GuestUploadRequest struct {
 
 func (x *GuestUploadRequest) Reset() {
 	*x = GuestUploadRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3835,7 +4163,7 @@ func (x *GuestUploadRequest) String() string {
 func (*GuestUploadRequest) ProtoMessage() {}
 
 func (x *GuestUploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[45]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3848,7 +4176,7 @@ func (x *GuestUploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUploadRequest.ProtoReflect.Descriptor instead.
 func (*GuestUploadRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{45}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GuestUploadRequest) GetMachine() string {
@@ -3875,7 +4203,7 @@ type GuestDownloadRequest struct {
 
 func (x *GuestDownloadRequest) Reset() {
 	*x = GuestDownloadRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3887,7 +4215,7 @@ func (x *GuestDownloadRequest) String() string {
 func (*GuestDownloadRequest) ProtoMessage() {}
 
 func (x *GuestDownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[46]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3900,7 +4228,7 @@ func (x *GuestDownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDownloadRequest.ProtoReflect.Descriptor instead.
 func (*GuestDownloadRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{46}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GuestDownloadRequest) GetMachine() string {
@@ -3928,7 +4256,7 @@ type GuestDialRequest struct {
 
 func (x *GuestDialRequest) Reset() {
 	*x = GuestDialRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4268,7 @@ func (x *GuestDialRequest) String() string {
 func (*GuestDialRequest) ProtoMessage() {}
 
 func (x *GuestDialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[47]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4281,7 @@ func (x *GuestDialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDialRequest.ProtoReflect.Descriptor instead.
 func (*GuestDialRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{47}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GuestDialRequest) GetMachine() string {
@@ -3979,7 +4307,7 @@ type GuestDialResponse struct {
 
 func (x *GuestDialResponse) Reset() {
 	*x = GuestDialResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3991,7 +4319,7 @@ func (x *GuestDialResponse) String() string {
 func (*GuestDialResponse) ProtoMessage() {}
 
 func (x *GuestDialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[48]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4004,7 +4332,7 @@ func (x *GuestDialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDialResponse.ProtoReflect.Descriptor instead.
 func (*GuestDialResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{48}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GuestDialResponse) GetMessage() *v1.DialResponse {
@@ -4023,7 +4351,7 @@ type GuestFactsRequest struct {
 
 func (x *GuestFactsRequest) Reset() {
 	*x = GuestFactsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4035,7 +4363,7 @@ func (x *GuestFactsRequest) String() string {
 func (*GuestFactsRequest) ProtoMessage() {}
 
 func (x *GuestFactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[49]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4048,7 +4376,7 @@ func (x *GuestFactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFactsRequest.ProtoReflect.Descriptor instead.
 func (*GuestFactsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{49}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GuestFactsRequest) GetMachine() string {
@@ -4072,7 +4400,7 @@ type GuestLogsRequest struct {
 
 func (x *GuestLogsRequest) Reset() {
 	*x = GuestLogsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4084,7 +4412,7 @@ func (x *GuestLogsRequest) String() string {
 func (*GuestLogsRequest) ProtoMessage() {}
 
 func (x *GuestLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[50]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4097,7 +4425,7 @@ func (x *GuestLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLogsRequest.ProtoReflect.Descriptor instead.
 func (*GuestLogsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{50}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GuestLogsRequest) GetMachine() string {
@@ -4139,7 +4467,7 @@ type GuestLogsResponse struct {
 
 func (x *GuestLogsResponse) Reset() {
 	*x = GuestLogsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4479,7 @@ func (x *GuestLogsResponse) String() string {
 func (*GuestLogsResponse) ProtoMessage() {}
 
 func (x *GuestLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[51]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4492,7 @@ func (x *GuestLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestLogsResponse.ProtoReflect.Descriptor instead.
 func (*GuestLogsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{51}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GuestLogsResponse) GetData() []byte {
@@ -4201,7 +4529,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4541,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[52]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4554,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{52}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CreateCheckpointRequest) GetRequestId() string {
@@ -4295,7 +4623,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4307,7 +4635,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[53]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4648,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{53}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListCheckpointsRequest) GetMachine() string {
@@ -4339,7 +4667,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4679,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[54]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4364,7 +4692,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{54}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -4385,7 +4713,7 @@ type GetCheckpointRequest struct {
 
 func (x *GetCheckpointRequest) Reset() {
 	*x = GetCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4397,7 +4725,7 @@ func (x *GetCheckpointRequest) String() string {
 func (*GetCheckpointRequest) ProtoMessage() {}
 
 func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[55]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4410,7 +4738,7 @@ func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{55}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GetCheckpointRequest) GetCheckpoint() string {
@@ -4438,7 +4766,7 @@ type RemoveCheckpointRequest struct {
 
 func (x *RemoveCheckpointRequest) Reset() {
 	*x = RemoveCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4450,7 +4778,7 @@ func (x *RemoveCheckpointRequest) String() string {
 func (*RemoveCheckpointRequest) ProtoMessage() {}
 
 func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[56]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4463,7 +4791,7 @@ func (x *RemoveCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*RemoveCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{56}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemoveCheckpointRequest) GetRequestId() string {
@@ -4498,7 +4826,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4510,7 +4838,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[57]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4523,7 +4851,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{57}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *VerifyCheckpointRequest) GetRequestId() string {
@@ -4560,7 +4888,7 @@ type SetPoolRequest struct {
 
 func (x *SetPoolRequest) Reset() {
 	*x = SetPoolRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4572,7 +4900,7 @@ func (x *SetPoolRequest) String() string {
 func (*SetPoolRequest) ProtoMessage() {}
 
 func (x *SetPoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[58]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4585,7 +4913,7 @@ func (x *SetPoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPoolRequest.ProtoReflect.Descriptor instead.
 func (*SetPoolRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{58}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SetPoolRequest) GetRequestId() string {
@@ -4633,7 +4961,7 @@ type ExposeRequest struct {
 
 func (x *ExposeRequest) Reset() {
 	*x = ExposeRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4645,7 +4973,7 @@ func (x *ExposeRequest) String() string {
 func (*ExposeRequest) ProtoMessage() {}
 
 func (x *ExposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[59]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4658,7 +4986,7 @@ func (x *ExposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExposeRequest.ProtoReflect.Descriptor instead.
 func (*ExposeRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{59}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExposeRequest) GetRequestId() string {
@@ -4714,7 +5042,7 @@ type UnexposeRequest struct {
 
 func (x *UnexposeRequest) Reset() {
 	*x = UnexposeRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4726,7 +5054,7 @@ func (x *UnexposeRequest) String() string {
 func (*UnexposeRequest) ProtoMessage() {}
 
 func (x *UnexposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[60]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4739,7 +5067,7 @@ func (x *UnexposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnexposeRequest.ProtoReflect.Descriptor instead.
 func (*UnexposeRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{60}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *UnexposeRequest) GetRequestId() string {
@@ -4766,7 +5094,7 @@ type ListRoutesRequest struct {
 
 func (x *ListRoutesRequest) Reset() {
 	*x = ListRoutesRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4778,7 +5106,7 @@ func (x *ListRoutesRequest) String() string {
 func (*ListRoutesRequest) ProtoMessage() {}
 
 func (x *ListRoutesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[61]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4791,7 +5119,7 @@ func (x *ListRoutesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutesRequest.ProtoReflect.Descriptor instead.
 func (*ListRoutesRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{61}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListRoutesRequest) GetMachine() string {
@@ -4810,7 +5138,7 @@ type ListRoutesResponse struct {
 
 func (x *ListRoutesResponse) Reset() {
 	*x = ListRoutesResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4822,7 +5150,7 @@ func (x *ListRoutesResponse) String() string {
 func (*ListRoutesResponse) ProtoMessage() {}
 
 func (x *ListRoutesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[62]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4835,7 +5163,7 @@ func (x *ListRoutesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutesResponse.ProtoReflect.Descriptor instead.
 func (*ListRoutesResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{62}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListRoutesResponse) GetRoutes() []*Route {
@@ -4856,7 +5184,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +5196,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[63]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +5209,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{63}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListOperationsRequest) GetMachine() string {
@@ -4907,7 +5235,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[64]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4919,7 +5247,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[64]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4932,7 +5260,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{64}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -4951,7 +5279,7 @@ type GetOperationRequest struct {
 
 func (x *GetOperationRequest) Reset() {
 	*x = GetOperationRequest{}
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[65]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4963,7 +5291,7 @@ func (x *GetOperationRequest) String() string {
 func (*GetOperationRequest) ProtoMessage() {}
 
 func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[65]
+	mi := &file_holdpoint_v1_holdpoint_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4976,7 +5304,7 @@ func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetOperationRequest.ProtoReflect.Descriptor instead.
 func (*GetOperationRequest) Descriptor() ([]byte, []int) {
-	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{65}
+	return file_holdpoint_v1_holdpoint_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetOperationRequest) GetOperation() string {
@@ -5113,7 +5441,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x03now\x18\x04 \x01(\rR\x03now\x12\x1c\n" +
 	"\tlistening\x18\x05 \x01(\tR\tlistening\x12\x14\n" +
 	"\x05owner\x18\x06 \x01(\tR\x05owner\x12\x1a\n" +
-	"\bprotocol\x18\a \x01(\tR\bprotocol\"\xcb\x02\n" +
+	"\bprotocol\x18\a \x01(\tR\bprotocol\"\xbd\x03\n" +
 	"\x04Spec\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1d\n" +
@@ -5127,7 +5455,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x12network_allow_host\x18\t \x03(\rR\x10networkAllowHost\x12\x1f\n" +
 	"\vdisk_format\x18\n" +
 	" \x01(\tR\n" +
-	"diskFormat\"`\n" +
+	"diskFormat\x12\x18\n" +
+	"\arestart\x18\v \x01(\tR\arestart\x12(\n" +
+	"\x10cpu_limit_millis\x18\f \x01(\rR\x0ecpuLimitMillis\x12,\n" +
+	"\x12memory_limit_bytes\x18\r \x01(\x03R\x10memoryLimitBytes\"`\n" +
 	"\x0eMachineNetwork\x12\x14\n" +
 	"\x05total\x18\x01 \x01(\x04R\x05total\x128\n" +
 	"\brefusals\x18\x02 \x03(\v2\x1c.holdpoint.v1.NetworkRefusalR\brefusals\"\x9a\x01\n" +
@@ -5278,7 +5609,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x12RemoveImageRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
-	"\x05image\x18\x02 \x01(\tR\x05image\"\xb6\x01\n" +
+	"\x05image\x18\x02 \x01(\tR\x05image\"\xdc\x01\n" +
 	"\x11RunMachineRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -5287,7 +5618,34 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x04spec\x18\x04 \x01(\v2\x12.holdpoint.v1.SpecR\x04spec\x12\x12\n" +
 	"\x04boot\x18\x05 \x01(\bR\x04boot\x12\x1c\n" +
 	"\n" +
-	"no_on_boot\x18\x06 \x01(\bR\bnoOnBoot\"P\n" +
+	"no_on_boot\x18\x06 \x01(\bR\bnoOnBoot\x12$\n" +
+	"\x0eremove_on_stop\x18\a \x01(\bR\fremoveOnStop\"c\n" +
+	"\x14RenameMachineRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
+	"\amachine\x18\x02 \x01(\tR\amachine\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"/\n" +
+	"\x13MachineStatsRequest\x12\x18\n" +
+	"\amachine\x18\x01 \x01(\tR\amachine\"N\n" +
+	"\x14MachineStatsResponse\x126\n" +
+	"\bmachines\x18\x01 \x03(\v2\x1a.holdpoint.v1.MachineStatsR\bmachines\"\xfe\x02\n" +
+	"\fMachineStats\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x1f\n" +
+	"\vcpu_percent\x18\x04 \x01(\x01R\n" +
+	"cpuPercent\x12!\n" +
+	"\fmemory_bytes\x18\x05 \x01(\x03R\vmemoryBytes\x12,\n" +
+	"\x12guest_memory_bytes\x18\x06 \x01(\x03R\x10guestMemoryBytes\x12(\n" +
+	"\x10guest_used_bytes\x18\a \x01(\x03R\x0eguestUsedBytes\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\b \x01(\x03R\tdiskBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\t \x01(\x03R\rreceivedBytes\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\n" +
+	" \x01(\x03R\tsentBytes\x12\x1b\n" +
+	"\tup_millis\x18\v \x01(\x03R\bupMillis\x12\x16\n" +
+	"\x06silent\x18\f \x01(\tR\x06silent\"P\n" +
 	"\x15SuspendMachineRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -5460,7 +5818,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x06Import\x12 .holdpoint.v1.ImportImageRequest\x1a\x17.holdpoint.v1.Operation\x12I\n" +
 	"\x04List\x12\x1f.holdpoint.v1.ListImagesRequest\x1a .holdpoint.v1.ListImagesResponse\x129\n" +
 	"\x03Get\x12\x1d.holdpoint.v1.GetImageRequest\x1a\x13.holdpoint.v1.Image\x12C\n" +
-	"\x06Remove\x12 .holdpoint.v1.RemoveImageRequest\x1a\x17.holdpoint.v1.Operation2\xa1\a\n" +
+	"\x06Remove\x12 .holdpoint.v1.RemoveImageRequest\x1a\x17.holdpoint.v1.Operation2\xb8\b\n" +
 	"\x0eMachineService\x12?\n" +
 	"\x03Run\x12\x1f.holdpoint.v1.RunMachineRequest\x1a\x17.holdpoint.v1.Operation\x12M\n" +
 	"\x04List\x12!.holdpoint.v1.ListMachinesRequest\x1a\".holdpoint.v1.ListMachinesResponse\x12=\n" +
@@ -5470,18 +5828,21 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x04Stop\x12 .holdpoint.v1.StopMachineRequest\x1a\x17.holdpoint.v1.Operation\x12C\n" +
 	"\x05Pause\x12!.holdpoint.v1.PauseMachineRequest\x1a\x17.holdpoint.v1.Operation\x12E\n" +
 	"\x06Resume\x12\".holdpoint.v1.ResumeMachineRequest\x1a\x17.holdpoint.v1.Operation\x12E\n" +
-	"\x06Remove\x12\".holdpoint.v1.RemoveMachineRequest\x1a\x17.holdpoint.v1.Operation\x12G\n" +
+	"\x06Remove\x12\".holdpoint.v1.RemoveMachineRequest\x1a\x17.holdpoint.v1.Operation\x12E\n" +
+	"\x06Rename\x12\".holdpoint.v1.RenameMachineRequest\x1a\x17.holdpoint.v1.Operation\x12N\n" +
+	"\x05Stats\x12!.holdpoint.v1.MachineStatsRequest\x1a\".holdpoint.v1.MachineStatsResponse\x12G\n" +
 	"\aSuspend\x12#.holdpoint.v1.SuspendMachineRequest\x1a\x17.holdpoint.v1.Operation\x12:\n" +
 	"\x04Fork\x12\x19.holdpoint.v1.ForkRequest\x1a\x17.holdpoint.v1.Operation\x12G\n" +
 	"\aRestore\x12#.holdpoint.v1.RestoreMachineRequest\x1a\x17.holdpoint.v1.Operation\x12M\n" +
-	"\vPlanRestore\x12#.holdpoint.v1.RestoreMachineRequest\x1a\x19.holdpoint.v1.RestorePlan2\xcc\x04\n" +
+	"\vPlanRestore\x12#.holdpoint.v1.RestoreMachineRequest\x1a\x19.holdpoint.v1.RestorePlan2\x9c\x05\n" +
 	"\fGuestService\x12K\n" +
 	"\x04Exec\x12\x1e.holdpoint.v1.GuestExecRequest\x1a\x1f.holdpoint.v1.GuestExecResponse(\x010\x01\x12`\n" +
 	"\fListCommands\x12&.holdpoint.v1.ListGuestCommandsRequest\x1a(.holdpoint.agent.v1.ListCommandsResponse\x12P\n" +
 	"\x06Upload\x12 .holdpoint.v1.GuestUploadRequest\x1a\".holdpoint.agent.v1.UploadResponse(\x01\x12V\n" +
 	"\bDownload\x12\".holdpoint.v1.GuestDownloadRequest\x1a$.holdpoint.agent.v1.DownloadResponse0\x01\x12K\n" +
 	"\x04Dial\x12\x1e.holdpoint.v1.GuestDialRequest\x1a\x1f.holdpoint.v1.GuestDialResponse(\x010\x01\x12K\n" +
-	"\x05Facts\x12\x1f.holdpoint.v1.GuestFactsRequest\x1a!.holdpoint.agent.v1.FactsResponse\x12I\n" +
+	"\x05Facts\x12\x1f.holdpoint.v1.GuestFactsRequest\x1a!.holdpoint.agent.v1.FactsResponse\x12N\n" +
+	"\aConsole\x12\x1e.holdpoint.v1.GuestExecRequest\x1a\x1f.holdpoint.v1.GuestExecResponse(\x010\x01\x12I\n" +
 	"\x04Logs\x12\x1e.holdpoint.v1.GuestLogsRequest\x1a\x1f.holdpoint.v1.GuestLogsResponse0\x012\xcd\x03\n" +
 	"\x11CheckpointService\x12H\n" +
 	"\x06Create\x12%.holdpoint.v1.CreateCheckpointRequest\x1a\x17.holdpoint.v1.Operation\x12S\n" +
@@ -5514,7 +5875,7 @@ func file_holdpoint_v1_holdpoint_proto_rawDescGZIP() []byte {
 }
 
 var file_holdpoint_v1_holdpoint_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_holdpoint_v1_holdpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_holdpoint_v1_holdpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_holdpoint_v1_holdpoint_proto_goTypes = []any{
 	(OperationState)(0),              // 0: holdpoint.v1.OperationState
 	(*ErrorInfo)(nil),                // 1: holdpoint.v1.ErrorInfo
@@ -5548,56 +5909,60 @@ var file_holdpoint_v1_holdpoint_proto_goTypes = []any{
 	(*GetImageRequest)(nil),          // 29: holdpoint.v1.GetImageRequest
 	(*RemoveImageRequest)(nil),       // 30: holdpoint.v1.RemoveImageRequest
 	(*RunMachineRequest)(nil),        // 31: holdpoint.v1.RunMachineRequest
-	(*SuspendMachineRequest)(nil),    // 32: holdpoint.v1.SuspendMachineRequest
-	(*ForkRequest)(nil),              // 33: holdpoint.v1.ForkRequest
-	(*ListMachinesRequest)(nil),      // 34: holdpoint.v1.ListMachinesRequest
-	(*ListMachinesResponse)(nil),     // 35: holdpoint.v1.ListMachinesResponse
-	(*GetMachineRequest)(nil),        // 36: holdpoint.v1.GetMachineRequest
-	(*StartMachineRequest)(nil),      // 37: holdpoint.v1.StartMachineRequest
-	(*StopMachineRequest)(nil),       // 38: holdpoint.v1.StopMachineRequest
-	(*PauseMachineRequest)(nil),      // 39: holdpoint.v1.PauseMachineRequest
-	(*ResumeMachineRequest)(nil),     // 40: holdpoint.v1.ResumeMachineRequest
-	(*RemoveMachineRequest)(nil),     // 41: holdpoint.v1.RemoveMachineRequest
-	(*RestoreMachineRequest)(nil),    // 42: holdpoint.v1.RestoreMachineRequest
-	(*GuestExecRequest)(nil),         // 43: holdpoint.v1.GuestExecRequest
-	(*GuestExecResponse)(nil),        // 44: holdpoint.v1.GuestExecResponse
-	(*ListGuestCommandsRequest)(nil), // 45: holdpoint.v1.ListGuestCommandsRequest
-	(*GuestUploadRequest)(nil),       // 46: holdpoint.v1.GuestUploadRequest
-	(*GuestDownloadRequest)(nil),     // 47: holdpoint.v1.GuestDownloadRequest
-	(*GuestDialRequest)(nil),         // 48: holdpoint.v1.GuestDialRequest
-	(*GuestDialResponse)(nil),        // 49: holdpoint.v1.GuestDialResponse
-	(*GuestFactsRequest)(nil),        // 50: holdpoint.v1.GuestFactsRequest
-	(*GuestLogsRequest)(nil),         // 51: holdpoint.v1.GuestLogsRequest
-	(*GuestLogsResponse)(nil),        // 52: holdpoint.v1.GuestLogsResponse
-	(*CreateCheckpointRequest)(nil),  // 53: holdpoint.v1.CreateCheckpointRequest
-	(*ListCheckpointsRequest)(nil),   // 54: holdpoint.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 55: holdpoint.v1.ListCheckpointsResponse
-	(*GetCheckpointRequest)(nil),     // 56: holdpoint.v1.GetCheckpointRequest
-	(*RemoveCheckpointRequest)(nil),  // 57: holdpoint.v1.RemoveCheckpointRequest
-	(*VerifyCheckpointRequest)(nil),  // 58: holdpoint.v1.VerifyCheckpointRequest
-	(*SetPoolRequest)(nil),           // 59: holdpoint.v1.SetPoolRequest
-	(*ExposeRequest)(nil),            // 60: holdpoint.v1.ExposeRequest
-	(*UnexposeRequest)(nil),          // 61: holdpoint.v1.UnexposeRequest
-	(*ListRoutesRequest)(nil),        // 62: holdpoint.v1.ListRoutesRequest
-	(*ListRoutesResponse)(nil),       // 63: holdpoint.v1.ListRoutesResponse
-	(*ListOperationsRequest)(nil),    // 64: holdpoint.v1.ListOperationsRequest
-	(*ListOperationsResponse)(nil),   // 65: holdpoint.v1.ListOperationsResponse
-	(*GetOperationRequest)(nil),      // 66: holdpoint.v1.GetOperationRequest
-	(*timestamppb.Timestamp)(nil),    // 67: google.protobuf.Timestamp
-	(*v1.ExecRequest)(nil),           // 68: holdpoint.agent.v1.ExecRequest
-	(*v1.ExecResponse)(nil),          // 69: holdpoint.agent.v1.ExecResponse
-	(*v1.UploadRequest)(nil),         // 70: holdpoint.agent.v1.UploadRequest
-	(*v1.DialRequest)(nil),           // 71: holdpoint.agent.v1.DialRequest
-	(*v1.DialResponse)(nil),          // 72: holdpoint.agent.v1.DialResponse
-	(*v1.ListCommandsResponse)(nil),  // 73: holdpoint.agent.v1.ListCommandsResponse
-	(*v1.UploadResponse)(nil),        // 74: holdpoint.agent.v1.UploadResponse
-	(*v1.DownloadResponse)(nil),      // 75: holdpoint.agent.v1.DownloadResponse
-	(*v1.FactsResponse)(nil),         // 76: holdpoint.agent.v1.FactsResponse
+	(*RenameMachineRequest)(nil),     // 32: holdpoint.v1.RenameMachineRequest
+	(*MachineStatsRequest)(nil),      // 33: holdpoint.v1.MachineStatsRequest
+	(*MachineStatsResponse)(nil),     // 34: holdpoint.v1.MachineStatsResponse
+	(*MachineStats)(nil),             // 35: holdpoint.v1.MachineStats
+	(*SuspendMachineRequest)(nil),    // 36: holdpoint.v1.SuspendMachineRequest
+	(*ForkRequest)(nil),              // 37: holdpoint.v1.ForkRequest
+	(*ListMachinesRequest)(nil),      // 38: holdpoint.v1.ListMachinesRequest
+	(*ListMachinesResponse)(nil),     // 39: holdpoint.v1.ListMachinesResponse
+	(*GetMachineRequest)(nil),        // 40: holdpoint.v1.GetMachineRequest
+	(*StartMachineRequest)(nil),      // 41: holdpoint.v1.StartMachineRequest
+	(*StopMachineRequest)(nil),       // 42: holdpoint.v1.StopMachineRequest
+	(*PauseMachineRequest)(nil),      // 43: holdpoint.v1.PauseMachineRequest
+	(*ResumeMachineRequest)(nil),     // 44: holdpoint.v1.ResumeMachineRequest
+	(*RemoveMachineRequest)(nil),     // 45: holdpoint.v1.RemoveMachineRequest
+	(*RestoreMachineRequest)(nil),    // 46: holdpoint.v1.RestoreMachineRequest
+	(*GuestExecRequest)(nil),         // 47: holdpoint.v1.GuestExecRequest
+	(*GuestExecResponse)(nil),        // 48: holdpoint.v1.GuestExecResponse
+	(*ListGuestCommandsRequest)(nil), // 49: holdpoint.v1.ListGuestCommandsRequest
+	(*GuestUploadRequest)(nil),       // 50: holdpoint.v1.GuestUploadRequest
+	(*GuestDownloadRequest)(nil),     // 51: holdpoint.v1.GuestDownloadRequest
+	(*GuestDialRequest)(nil),         // 52: holdpoint.v1.GuestDialRequest
+	(*GuestDialResponse)(nil),        // 53: holdpoint.v1.GuestDialResponse
+	(*GuestFactsRequest)(nil),        // 54: holdpoint.v1.GuestFactsRequest
+	(*GuestLogsRequest)(nil),         // 55: holdpoint.v1.GuestLogsRequest
+	(*GuestLogsResponse)(nil),        // 56: holdpoint.v1.GuestLogsResponse
+	(*CreateCheckpointRequest)(nil),  // 57: holdpoint.v1.CreateCheckpointRequest
+	(*ListCheckpointsRequest)(nil),   // 58: holdpoint.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),  // 59: holdpoint.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),     // 60: holdpoint.v1.GetCheckpointRequest
+	(*RemoveCheckpointRequest)(nil),  // 61: holdpoint.v1.RemoveCheckpointRequest
+	(*VerifyCheckpointRequest)(nil),  // 62: holdpoint.v1.VerifyCheckpointRequest
+	(*SetPoolRequest)(nil),           // 63: holdpoint.v1.SetPoolRequest
+	(*ExposeRequest)(nil),            // 64: holdpoint.v1.ExposeRequest
+	(*UnexposeRequest)(nil),          // 65: holdpoint.v1.UnexposeRequest
+	(*ListRoutesRequest)(nil),        // 66: holdpoint.v1.ListRoutesRequest
+	(*ListRoutesResponse)(nil),       // 67: holdpoint.v1.ListRoutesResponse
+	(*ListOperationsRequest)(nil),    // 68: holdpoint.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),   // 69: holdpoint.v1.ListOperationsResponse
+	(*GetOperationRequest)(nil),      // 70: holdpoint.v1.GetOperationRequest
+	(*timestamppb.Timestamp)(nil),    // 71: google.protobuf.Timestamp
+	(*v1.ExecRequest)(nil),           // 72: holdpoint.agent.v1.ExecRequest
+	(*v1.ExecResponse)(nil),          // 73: holdpoint.agent.v1.ExecResponse
+	(*v1.UploadRequest)(nil),         // 74: holdpoint.agent.v1.UploadRequest
+	(*v1.DialRequest)(nil),           // 75: holdpoint.agent.v1.DialRequest
+	(*v1.DialResponse)(nil),          // 76: holdpoint.agent.v1.DialResponse
+	(*v1.ListCommandsResponse)(nil),  // 77: holdpoint.agent.v1.ListCommandsResponse
+	(*v1.UploadResponse)(nil),        // 78: holdpoint.agent.v1.UploadResponse
+	(*v1.DownloadResponse)(nil),      // 79: holdpoint.agent.v1.DownloadResponse
+	(*v1.FactsResponse)(nil),         // 80: holdpoint.agent.v1.FactsResponse
 }
 var file_holdpoint_v1_holdpoint_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.v1.Operation.state:type_name -> holdpoint.v1.OperationState
-	67, // 1: holdpoint.v1.Operation.created_at:type_name -> google.protobuf.Timestamp
-	67, // 2: holdpoint.v1.Operation.ended_at:type_name -> google.protobuf.Timestamp
+	71, // 1: holdpoint.v1.Operation.created_at:type_name -> google.protobuf.Timestamp
+	71, // 2: holdpoint.v1.Operation.ended_at:type_name -> google.protobuf.Timestamp
 	1,  // 3: holdpoint.v1.Operation.error:type_name -> holdpoint.v1.ErrorInfo
 	3,  // 4: holdpoint.v1.Operation.result:type_name -> holdpoint.v1.OperationResult
 	14, // 5: holdpoint.v1.OperationResult.machine:type_name -> holdpoint.v1.Machine
@@ -5618,118 +5983,125 @@ var file_holdpoint_v1_holdpoint_proto_depIdxs = []int32{
 	10, // 20: holdpoint.v1.RestorePlan.routes:type_name -> holdpoint.v1.RouteChange
 	16, // 21: holdpoint.v1.RestorePlan.newer:type_name -> holdpoint.v1.Checkpoint
 	9,  // 22: holdpoint.v1.RestorePlan.effects:type_name -> holdpoint.v1.Effect
-	67, // 23: holdpoint.v1.Effect.at:type_name -> google.protobuf.Timestamp
+	71, // 23: holdpoint.v1.Effect.at:type_name -> google.protobuf.Timestamp
 	13, // 24: holdpoint.v1.MachineNetwork.refusals:type_name -> holdpoint.v1.NetworkRefusal
-	67, // 25: holdpoint.v1.NetworkRefusal.last:type_name -> google.protobuf.Timestamp
+	71, // 25: holdpoint.v1.NetworkRefusal.last:type_name -> google.protobuf.Timestamp
 	11, // 26: holdpoint.v1.Machine.spec:type_name -> holdpoint.v1.Spec
-	67, // 27: holdpoint.v1.Machine.created_at:type_name -> google.protobuf.Timestamp
+	71, // 27: holdpoint.v1.Machine.created_at:type_name -> google.protobuf.Timestamp
 	17, // 28: holdpoint.v1.Machine.routes:type_name -> holdpoint.v1.Route
-	67, // 29: holdpoint.v1.Image.created_at:type_name -> google.protobuf.Timestamp
-	67, // 30: holdpoint.v1.Checkpoint.created_at:type_name -> google.protobuf.Timestamp
+	71, // 29: holdpoint.v1.Image.created_at:type_name -> google.protobuf.Timestamp
+	71, // 30: holdpoint.v1.Checkpoint.created_at:type_name -> google.protobuf.Timestamp
 	11, // 31: holdpoint.v1.Checkpoint.spec:type_name -> holdpoint.v1.Spec
 	17, // 32: holdpoint.v1.Checkpoint.routes:type_name -> holdpoint.v1.Route
-	67, // 33: holdpoint.v1.DaemonStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	71, // 33: holdpoint.v1.DaemonStatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	24, // 34: holdpoint.v1.DoctorResponse.checks:type_name -> holdpoint.v1.DoctorCheck
 	15, // 35: holdpoint.v1.ListImagesResponse.images:type_name -> holdpoint.v1.Image
 	11, // 36: holdpoint.v1.RunMachineRequest.spec:type_name -> holdpoint.v1.Spec
-	14, // 37: holdpoint.v1.ListMachinesResponse.machines:type_name -> holdpoint.v1.Machine
-	68, // 38: holdpoint.v1.GuestExecRequest.message:type_name -> holdpoint.agent.v1.ExecRequest
-	69, // 39: holdpoint.v1.GuestExecResponse.message:type_name -> holdpoint.agent.v1.ExecResponse
-	70, // 40: holdpoint.v1.GuestUploadRequest.message:type_name -> holdpoint.agent.v1.UploadRequest
-	71, // 41: holdpoint.v1.GuestDialRequest.message:type_name -> holdpoint.agent.v1.DialRequest
-	72, // 42: holdpoint.v1.GuestDialResponse.message:type_name -> holdpoint.agent.v1.DialResponse
-	16, // 43: holdpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> holdpoint.v1.Checkpoint
-	17, // 44: holdpoint.v1.ListRoutesResponse.routes:type_name -> holdpoint.v1.Route
-	2,  // 45: holdpoint.v1.ListOperationsResponse.operations:type_name -> holdpoint.v1.Operation
-	18, // 46: holdpoint.v1.DaemonService.Status:input_type -> holdpoint.v1.DaemonStatusRequest
-	20, // 47: holdpoint.v1.DaemonService.Stop:input_type -> holdpoint.v1.DaemonStopRequest
-	22, // 48: holdpoint.v1.DaemonService.Doctor:input_type -> holdpoint.v1.DoctorRequest
-	25, // 49: holdpoint.v1.ImageService.Build:input_type -> holdpoint.v1.BuildImageRequest
-	26, // 50: holdpoint.v1.ImageService.Import:input_type -> holdpoint.v1.ImportImageRequest
-	27, // 51: holdpoint.v1.ImageService.List:input_type -> holdpoint.v1.ListImagesRequest
-	29, // 52: holdpoint.v1.ImageService.Get:input_type -> holdpoint.v1.GetImageRequest
-	30, // 53: holdpoint.v1.ImageService.Remove:input_type -> holdpoint.v1.RemoveImageRequest
-	31, // 54: holdpoint.v1.MachineService.Run:input_type -> holdpoint.v1.RunMachineRequest
-	34, // 55: holdpoint.v1.MachineService.List:input_type -> holdpoint.v1.ListMachinesRequest
-	36, // 56: holdpoint.v1.MachineService.Get:input_type -> holdpoint.v1.GetMachineRequest
-	36, // 57: holdpoint.v1.MachineService.Network:input_type -> holdpoint.v1.GetMachineRequest
-	37, // 58: holdpoint.v1.MachineService.Start:input_type -> holdpoint.v1.StartMachineRequest
-	38, // 59: holdpoint.v1.MachineService.Stop:input_type -> holdpoint.v1.StopMachineRequest
-	39, // 60: holdpoint.v1.MachineService.Pause:input_type -> holdpoint.v1.PauseMachineRequest
-	40, // 61: holdpoint.v1.MachineService.Resume:input_type -> holdpoint.v1.ResumeMachineRequest
-	41, // 62: holdpoint.v1.MachineService.Remove:input_type -> holdpoint.v1.RemoveMachineRequest
-	32, // 63: holdpoint.v1.MachineService.Suspend:input_type -> holdpoint.v1.SuspendMachineRequest
-	33, // 64: holdpoint.v1.MachineService.Fork:input_type -> holdpoint.v1.ForkRequest
-	42, // 65: holdpoint.v1.MachineService.Restore:input_type -> holdpoint.v1.RestoreMachineRequest
-	42, // 66: holdpoint.v1.MachineService.PlanRestore:input_type -> holdpoint.v1.RestoreMachineRequest
-	43, // 67: holdpoint.v1.GuestService.Exec:input_type -> holdpoint.v1.GuestExecRequest
-	45, // 68: holdpoint.v1.GuestService.ListCommands:input_type -> holdpoint.v1.ListGuestCommandsRequest
-	46, // 69: holdpoint.v1.GuestService.Upload:input_type -> holdpoint.v1.GuestUploadRequest
-	47, // 70: holdpoint.v1.GuestService.Download:input_type -> holdpoint.v1.GuestDownloadRequest
-	48, // 71: holdpoint.v1.GuestService.Dial:input_type -> holdpoint.v1.GuestDialRequest
-	50, // 72: holdpoint.v1.GuestService.Facts:input_type -> holdpoint.v1.GuestFactsRequest
-	51, // 73: holdpoint.v1.GuestService.Logs:input_type -> holdpoint.v1.GuestLogsRequest
-	53, // 74: holdpoint.v1.CheckpointService.Create:input_type -> holdpoint.v1.CreateCheckpointRequest
-	54, // 75: holdpoint.v1.CheckpointService.List:input_type -> holdpoint.v1.ListCheckpointsRequest
-	56, // 76: holdpoint.v1.CheckpointService.Get:input_type -> holdpoint.v1.GetCheckpointRequest
-	57, // 77: holdpoint.v1.CheckpointService.Remove:input_type -> holdpoint.v1.RemoveCheckpointRequest
-	58, // 78: holdpoint.v1.CheckpointService.Verify:input_type -> holdpoint.v1.VerifyCheckpointRequest
-	59, // 79: holdpoint.v1.CheckpointService.SetPool:input_type -> holdpoint.v1.SetPoolRequest
-	60, // 80: holdpoint.v1.RouteService.Expose:input_type -> holdpoint.v1.ExposeRequest
-	61, // 81: holdpoint.v1.RouteService.Unexpose:input_type -> holdpoint.v1.UnexposeRequest
-	62, // 82: holdpoint.v1.RouteService.List:input_type -> holdpoint.v1.ListRoutesRequest
-	64, // 83: holdpoint.v1.OperationService.List:input_type -> holdpoint.v1.ListOperationsRequest
-	66, // 84: holdpoint.v1.OperationService.Get:input_type -> holdpoint.v1.GetOperationRequest
-	66, // 85: holdpoint.v1.OperationService.Wait:input_type -> holdpoint.v1.GetOperationRequest
-	66, // 86: holdpoint.v1.OperationService.Watch:input_type -> holdpoint.v1.GetOperationRequest
-	66, // 87: holdpoint.v1.OperationService.Cancel:input_type -> holdpoint.v1.GetOperationRequest
-	19, // 88: holdpoint.v1.DaemonService.Status:output_type -> holdpoint.v1.DaemonStatusResponse
-	21, // 89: holdpoint.v1.DaemonService.Stop:output_type -> holdpoint.v1.DaemonStopResponse
-	23, // 90: holdpoint.v1.DaemonService.Doctor:output_type -> holdpoint.v1.DoctorResponse
-	2,  // 91: holdpoint.v1.ImageService.Build:output_type -> holdpoint.v1.Operation
-	2,  // 92: holdpoint.v1.ImageService.Import:output_type -> holdpoint.v1.Operation
-	28, // 93: holdpoint.v1.ImageService.List:output_type -> holdpoint.v1.ListImagesResponse
-	15, // 94: holdpoint.v1.ImageService.Get:output_type -> holdpoint.v1.Image
-	2,  // 95: holdpoint.v1.ImageService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 96: holdpoint.v1.MachineService.Run:output_type -> holdpoint.v1.Operation
-	35, // 97: holdpoint.v1.MachineService.List:output_type -> holdpoint.v1.ListMachinesResponse
-	14, // 98: holdpoint.v1.MachineService.Get:output_type -> holdpoint.v1.Machine
-	12, // 99: holdpoint.v1.MachineService.Network:output_type -> holdpoint.v1.MachineNetwork
-	2,  // 100: holdpoint.v1.MachineService.Start:output_type -> holdpoint.v1.Operation
-	2,  // 101: holdpoint.v1.MachineService.Stop:output_type -> holdpoint.v1.Operation
-	2,  // 102: holdpoint.v1.MachineService.Pause:output_type -> holdpoint.v1.Operation
-	2,  // 103: holdpoint.v1.MachineService.Resume:output_type -> holdpoint.v1.Operation
-	2,  // 104: holdpoint.v1.MachineService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 105: holdpoint.v1.MachineService.Suspend:output_type -> holdpoint.v1.Operation
-	2,  // 106: holdpoint.v1.MachineService.Fork:output_type -> holdpoint.v1.Operation
-	2,  // 107: holdpoint.v1.MachineService.Restore:output_type -> holdpoint.v1.Operation
-	8,  // 108: holdpoint.v1.MachineService.PlanRestore:output_type -> holdpoint.v1.RestorePlan
-	44, // 109: holdpoint.v1.GuestService.Exec:output_type -> holdpoint.v1.GuestExecResponse
-	73, // 110: holdpoint.v1.GuestService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	74, // 111: holdpoint.v1.GuestService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	75, // 112: holdpoint.v1.GuestService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	49, // 113: holdpoint.v1.GuestService.Dial:output_type -> holdpoint.v1.GuestDialResponse
-	76, // 114: holdpoint.v1.GuestService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	52, // 115: holdpoint.v1.GuestService.Logs:output_type -> holdpoint.v1.GuestLogsResponse
-	2,  // 116: holdpoint.v1.CheckpointService.Create:output_type -> holdpoint.v1.Operation
-	55, // 117: holdpoint.v1.CheckpointService.List:output_type -> holdpoint.v1.ListCheckpointsResponse
-	16, // 118: holdpoint.v1.CheckpointService.Get:output_type -> holdpoint.v1.Checkpoint
-	2,  // 119: holdpoint.v1.CheckpointService.Remove:output_type -> holdpoint.v1.Operation
-	2,  // 120: holdpoint.v1.CheckpointService.Verify:output_type -> holdpoint.v1.Operation
-	2,  // 121: holdpoint.v1.CheckpointService.SetPool:output_type -> holdpoint.v1.Operation
-	2,  // 122: holdpoint.v1.RouteService.Expose:output_type -> holdpoint.v1.Operation
-	2,  // 123: holdpoint.v1.RouteService.Unexpose:output_type -> holdpoint.v1.Operation
-	63, // 124: holdpoint.v1.RouteService.List:output_type -> holdpoint.v1.ListRoutesResponse
-	65, // 125: holdpoint.v1.OperationService.List:output_type -> holdpoint.v1.ListOperationsResponse
-	2,  // 126: holdpoint.v1.OperationService.Get:output_type -> holdpoint.v1.Operation
-	2,  // 127: holdpoint.v1.OperationService.Wait:output_type -> holdpoint.v1.Operation
-	2,  // 128: holdpoint.v1.OperationService.Watch:output_type -> holdpoint.v1.Operation
-	2,  // 129: holdpoint.v1.OperationService.Cancel:output_type -> holdpoint.v1.Operation
-	88, // [88:130] is the sub-list for method output_type
-	46, // [46:88] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	35, // 37: holdpoint.v1.MachineStatsResponse.machines:type_name -> holdpoint.v1.MachineStats
+	14, // 38: holdpoint.v1.ListMachinesResponse.machines:type_name -> holdpoint.v1.Machine
+	72, // 39: holdpoint.v1.GuestExecRequest.message:type_name -> holdpoint.agent.v1.ExecRequest
+	73, // 40: holdpoint.v1.GuestExecResponse.message:type_name -> holdpoint.agent.v1.ExecResponse
+	74, // 41: holdpoint.v1.GuestUploadRequest.message:type_name -> holdpoint.agent.v1.UploadRequest
+	75, // 42: holdpoint.v1.GuestDialRequest.message:type_name -> holdpoint.agent.v1.DialRequest
+	76, // 43: holdpoint.v1.GuestDialResponse.message:type_name -> holdpoint.agent.v1.DialResponse
+	16, // 44: holdpoint.v1.ListCheckpointsResponse.checkpoints:type_name -> holdpoint.v1.Checkpoint
+	17, // 45: holdpoint.v1.ListRoutesResponse.routes:type_name -> holdpoint.v1.Route
+	2,  // 46: holdpoint.v1.ListOperationsResponse.operations:type_name -> holdpoint.v1.Operation
+	18, // 47: holdpoint.v1.DaemonService.Status:input_type -> holdpoint.v1.DaemonStatusRequest
+	20, // 48: holdpoint.v1.DaemonService.Stop:input_type -> holdpoint.v1.DaemonStopRequest
+	22, // 49: holdpoint.v1.DaemonService.Doctor:input_type -> holdpoint.v1.DoctorRequest
+	25, // 50: holdpoint.v1.ImageService.Build:input_type -> holdpoint.v1.BuildImageRequest
+	26, // 51: holdpoint.v1.ImageService.Import:input_type -> holdpoint.v1.ImportImageRequest
+	27, // 52: holdpoint.v1.ImageService.List:input_type -> holdpoint.v1.ListImagesRequest
+	29, // 53: holdpoint.v1.ImageService.Get:input_type -> holdpoint.v1.GetImageRequest
+	30, // 54: holdpoint.v1.ImageService.Remove:input_type -> holdpoint.v1.RemoveImageRequest
+	31, // 55: holdpoint.v1.MachineService.Run:input_type -> holdpoint.v1.RunMachineRequest
+	38, // 56: holdpoint.v1.MachineService.List:input_type -> holdpoint.v1.ListMachinesRequest
+	40, // 57: holdpoint.v1.MachineService.Get:input_type -> holdpoint.v1.GetMachineRequest
+	40, // 58: holdpoint.v1.MachineService.Network:input_type -> holdpoint.v1.GetMachineRequest
+	41, // 59: holdpoint.v1.MachineService.Start:input_type -> holdpoint.v1.StartMachineRequest
+	42, // 60: holdpoint.v1.MachineService.Stop:input_type -> holdpoint.v1.StopMachineRequest
+	43, // 61: holdpoint.v1.MachineService.Pause:input_type -> holdpoint.v1.PauseMachineRequest
+	44, // 62: holdpoint.v1.MachineService.Resume:input_type -> holdpoint.v1.ResumeMachineRequest
+	45, // 63: holdpoint.v1.MachineService.Remove:input_type -> holdpoint.v1.RemoveMachineRequest
+	32, // 64: holdpoint.v1.MachineService.Rename:input_type -> holdpoint.v1.RenameMachineRequest
+	33, // 65: holdpoint.v1.MachineService.Stats:input_type -> holdpoint.v1.MachineStatsRequest
+	36, // 66: holdpoint.v1.MachineService.Suspend:input_type -> holdpoint.v1.SuspendMachineRequest
+	37, // 67: holdpoint.v1.MachineService.Fork:input_type -> holdpoint.v1.ForkRequest
+	46, // 68: holdpoint.v1.MachineService.Restore:input_type -> holdpoint.v1.RestoreMachineRequest
+	46, // 69: holdpoint.v1.MachineService.PlanRestore:input_type -> holdpoint.v1.RestoreMachineRequest
+	47, // 70: holdpoint.v1.GuestService.Exec:input_type -> holdpoint.v1.GuestExecRequest
+	49, // 71: holdpoint.v1.GuestService.ListCommands:input_type -> holdpoint.v1.ListGuestCommandsRequest
+	50, // 72: holdpoint.v1.GuestService.Upload:input_type -> holdpoint.v1.GuestUploadRequest
+	51, // 73: holdpoint.v1.GuestService.Download:input_type -> holdpoint.v1.GuestDownloadRequest
+	52, // 74: holdpoint.v1.GuestService.Dial:input_type -> holdpoint.v1.GuestDialRequest
+	54, // 75: holdpoint.v1.GuestService.Facts:input_type -> holdpoint.v1.GuestFactsRequest
+	47, // 76: holdpoint.v1.GuestService.Console:input_type -> holdpoint.v1.GuestExecRequest
+	55, // 77: holdpoint.v1.GuestService.Logs:input_type -> holdpoint.v1.GuestLogsRequest
+	57, // 78: holdpoint.v1.CheckpointService.Create:input_type -> holdpoint.v1.CreateCheckpointRequest
+	58, // 79: holdpoint.v1.CheckpointService.List:input_type -> holdpoint.v1.ListCheckpointsRequest
+	60, // 80: holdpoint.v1.CheckpointService.Get:input_type -> holdpoint.v1.GetCheckpointRequest
+	61, // 81: holdpoint.v1.CheckpointService.Remove:input_type -> holdpoint.v1.RemoveCheckpointRequest
+	62, // 82: holdpoint.v1.CheckpointService.Verify:input_type -> holdpoint.v1.VerifyCheckpointRequest
+	63, // 83: holdpoint.v1.CheckpointService.SetPool:input_type -> holdpoint.v1.SetPoolRequest
+	64, // 84: holdpoint.v1.RouteService.Expose:input_type -> holdpoint.v1.ExposeRequest
+	65, // 85: holdpoint.v1.RouteService.Unexpose:input_type -> holdpoint.v1.UnexposeRequest
+	66, // 86: holdpoint.v1.RouteService.List:input_type -> holdpoint.v1.ListRoutesRequest
+	68, // 87: holdpoint.v1.OperationService.List:input_type -> holdpoint.v1.ListOperationsRequest
+	70, // 88: holdpoint.v1.OperationService.Get:input_type -> holdpoint.v1.GetOperationRequest
+	70, // 89: holdpoint.v1.OperationService.Wait:input_type -> holdpoint.v1.GetOperationRequest
+	70, // 90: holdpoint.v1.OperationService.Watch:input_type -> holdpoint.v1.GetOperationRequest
+	70, // 91: holdpoint.v1.OperationService.Cancel:input_type -> holdpoint.v1.GetOperationRequest
+	19, // 92: holdpoint.v1.DaemonService.Status:output_type -> holdpoint.v1.DaemonStatusResponse
+	21, // 93: holdpoint.v1.DaemonService.Stop:output_type -> holdpoint.v1.DaemonStopResponse
+	23, // 94: holdpoint.v1.DaemonService.Doctor:output_type -> holdpoint.v1.DoctorResponse
+	2,  // 95: holdpoint.v1.ImageService.Build:output_type -> holdpoint.v1.Operation
+	2,  // 96: holdpoint.v1.ImageService.Import:output_type -> holdpoint.v1.Operation
+	28, // 97: holdpoint.v1.ImageService.List:output_type -> holdpoint.v1.ListImagesResponse
+	15, // 98: holdpoint.v1.ImageService.Get:output_type -> holdpoint.v1.Image
+	2,  // 99: holdpoint.v1.ImageService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 100: holdpoint.v1.MachineService.Run:output_type -> holdpoint.v1.Operation
+	39, // 101: holdpoint.v1.MachineService.List:output_type -> holdpoint.v1.ListMachinesResponse
+	14, // 102: holdpoint.v1.MachineService.Get:output_type -> holdpoint.v1.Machine
+	12, // 103: holdpoint.v1.MachineService.Network:output_type -> holdpoint.v1.MachineNetwork
+	2,  // 104: holdpoint.v1.MachineService.Start:output_type -> holdpoint.v1.Operation
+	2,  // 105: holdpoint.v1.MachineService.Stop:output_type -> holdpoint.v1.Operation
+	2,  // 106: holdpoint.v1.MachineService.Pause:output_type -> holdpoint.v1.Operation
+	2,  // 107: holdpoint.v1.MachineService.Resume:output_type -> holdpoint.v1.Operation
+	2,  // 108: holdpoint.v1.MachineService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 109: holdpoint.v1.MachineService.Rename:output_type -> holdpoint.v1.Operation
+	34, // 110: holdpoint.v1.MachineService.Stats:output_type -> holdpoint.v1.MachineStatsResponse
+	2,  // 111: holdpoint.v1.MachineService.Suspend:output_type -> holdpoint.v1.Operation
+	2,  // 112: holdpoint.v1.MachineService.Fork:output_type -> holdpoint.v1.Operation
+	2,  // 113: holdpoint.v1.MachineService.Restore:output_type -> holdpoint.v1.Operation
+	8,  // 114: holdpoint.v1.MachineService.PlanRestore:output_type -> holdpoint.v1.RestorePlan
+	48, // 115: holdpoint.v1.GuestService.Exec:output_type -> holdpoint.v1.GuestExecResponse
+	77, // 116: holdpoint.v1.GuestService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	78, // 117: holdpoint.v1.GuestService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	79, // 118: holdpoint.v1.GuestService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	53, // 119: holdpoint.v1.GuestService.Dial:output_type -> holdpoint.v1.GuestDialResponse
+	80, // 120: holdpoint.v1.GuestService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	48, // 121: holdpoint.v1.GuestService.Console:output_type -> holdpoint.v1.GuestExecResponse
+	56, // 122: holdpoint.v1.GuestService.Logs:output_type -> holdpoint.v1.GuestLogsResponse
+	2,  // 123: holdpoint.v1.CheckpointService.Create:output_type -> holdpoint.v1.Operation
+	59, // 124: holdpoint.v1.CheckpointService.List:output_type -> holdpoint.v1.ListCheckpointsResponse
+	16, // 125: holdpoint.v1.CheckpointService.Get:output_type -> holdpoint.v1.Checkpoint
+	2,  // 126: holdpoint.v1.CheckpointService.Remove:output_type -> holdpoint.v1.Operation
+	2,  // 127: holdpoint.v1.CheckpointService.Verify:output_type -> holdpoint.v1.Operation
+	2,  // 128: holdpoint.v1.CheckpointService.SetPool:output_type -> holdpoint.v1.Operation
+	2,  // 129: holdpoint.v1.RouteService.Expose:output_type -> holdpoint.v1.Operation
+	2,  // 130: holdpoint.v1.RouteService.Unexpose:output_type -> holdpoint.v1.Operation
+	67, // 131: holdpoint.v1.RouteService.List:output_type -> holdpoint.v1.ListRoutesResponse
+	69, // 132: holdpoint.v1.OperationService.List:output_type -> holdpoint.v1.ListOperationsResponse
+	2,  // 133: holdpoint.v1.OperationService.Get:output_type -> holdpoint.v1.Operation
+	2,  // 134: holdpoint.v1.OperationService.Wait:output_type -> holdpoint.v1.Operation
+	2,  // 135: holdpoint.v1.OperationService.Watch:output_type -> holdpoint.v1.Operation
+	2,  // 136: holdpoint.v1.OperationService.Cancel:output_type -> holdpoint.v1.Operation
+	92, // [92:137] is the sub-list for method output_type
+	47, // [47:92] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_holdpoint_v1_holdpoint_proto_init() }
@@ -5743,7 +6115,7 @@ func file_holdpoint_v1_holdpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdpoint_v1_holdpoint_proto_rawDesc), len(file_holdpoint_v1_holdpoint_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   66,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -26,13 +26,17 @@ type Copy struct {
 
 // Upload copies from the host into the machine.
 func (o Copy) Upload(ctx context.Context, c *client.Client) (tarstream.Result, error) {
+	return o.upload(ctx, c, true, func(ctx context.Context, w io.Writer) error { return tarstream.Pack(ctx, w, o.Host) })
+}
+
+func (o Copy) upload(ctx context.Context, c *client.Client, rename bool, pack func(context.Context, io.Writer) error) (tarstream.Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream := c.Guest.Upload(ctx)
 	out := &uploadWriter{copy: o, send: stream.Send}
-	err := out.start()
+	err := out.start(rename)
 	if err == nil {
-		err = tarstream.Pack(ctx, out, o.Host)
+		err = pack(ctx, out)
 	}
 	if err != nil && out.err == nil {
 		// Ours: the machine must not take what came for all of it.
@@ -50,6 +54,17 @@ func (o Copy) Upload(ctx context.Context, c *client.Client) (tarstream.Result, e
 	return tarstream.Result{Files: res.Msg.GetFiles(), Bytes: res.Msg.GetBytes()}, nil
 }
 
+// UploadTar unpacks the archive r below the folder in the machine.
+func (o Copy) UploadTar(ctx context.Context, c *client.Client, r io.Reader) (tarstream.Result, error) {
+	return o.upload(ctx, c, false, func(_ context.Context, w io.Writer) error {
+		_, err := io.CopyBuffer(w, struct{ io.Reader }{r}, make([]byte, tarChunk))
+		return err
+	})
+}
+
+// tarChunk is the largest piece of an archive sent at once, in bytes.
+const tarChunk = 256 << 10
+
 // uploadWriter sends what is written, one message a write.
 type uploadWriter struct {
 	copy  Copy
@@ -59,11 +74,11 @@ type uploadWriter struct {
 	err error
 }
 
-func (u *uploadWriter) start() error {
+func (u *uploadWriter) start(rename bool) error {
 	u.err = u.send(&holdpointv1.GuestUploadRequest{
 		Machine: u.copy.Machine,
 		Message: &agentv1.UploadRequest{Message: &agentv1.UploadRequest_Start{
-			Start: &agentv1.UploadStart{Path: u.copy.Guest, Rename: true},
+			Start: &agentv1.UploadStart{Path: u.copy.Guest, Rename: rename},
 		}},
 	})
 	return u.err
@@ -86,13 +101,24 @@ func (u *uploadWriter) Write(p []byte) (int, error) {
 // Download copies from the machine to the host. Files belong to the caller,
 // whoever owned them there.
 func (o Copy) Download(ctx context.Context, c *client.Client) (tarstream.Result, error) {
+	return o.download(ctx, c, func(in io.Reader) (tarstream.Result, error) {
+		return tarstream.UnpackAs(ctx, in, o.Host, tarstream.Options{})
+	})
+}
+
+// DownloadTar writes what it copies to w as an archive.
+func (o Copy) DownloadTar(ctx context.Context, c *client.Client, w io.Writer) (tarstream.Result, error) {
+	return o.download(ctx, c, func(in io.Reader) (tarstream.Result, error) { return tarstream.Plain(ctx, w, in) })
+}
+
+func (o Copy) download(ctx context.Context, c *client.Client, unpack func(io.Reader) (tarstream.Result, error)) (tarstream.Result, error) {
 	stream, err := c.Guest.Download(ctx, connect.NewRequest(&holdpointv1.GuestDownloadRequest{Machine: o.Machine, Path: o.Guest}))
 	if err != nil {
 		return tarstream.Result{}, err
 	}
 	defer stream.Close()
 	in := &downloadReader{copy: o, stream: stream}
-	result, err := tarstream.UnpackAs(ctx, in, o.Host, tarstream.Options{})
+	result, err := unpack(in)
 	if in.err != nil && !errors.Is(in.err, io.EOF) {
 		return result, o.there(in.err) // the reason why the archive ended
 	}

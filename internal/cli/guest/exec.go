@@ -18,13 +18,15 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-// Exec is one command in a machine: a new one, or one to attach to.
+// Exec is one command in a machine: a new one, or one to attach to; or its console.
 type Exec struct {
-	// Verb is the user's, "exec", "shell" or "attach", for messages.
+	// Verb is the user's, "exec", "shell", "attach" or "console", for messages.
 	Verb, Machine string
 	// Start or Attach says which command.
 	Start  *agentv1.ExecStart
 	Attach *agentv1.ExecAttach
+	// Console is the machine's console instead; it has no size.
+	Console bool
 	// Stdin is sent to the command; nil ends its input at once, unless KeepInput
 	// leaves it open for those who attach to the command later.
 	Stdin          io.Reader
@@ -38,6 +40,8 @@ type Exec struct {
 	// Leave ends the stream and not the command when Ctrl-P Ctrl-Q is typed, or
 	// when the terminal that Stdin is goes away.
 	Leave bool
+	// Begun, which may be nil, is called when the command has started.
+	Begun func()
 	// Waiting is told why the command is held, in words.
 	Waiting func(why string)
 	// Signals are passed on to the command once it has started; an ending one
@@ -65,7 +69,11 @@ type Result struct {
 func (e *Exec) Run(ctx context.Context, c *client.Client) (Result, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stream := c.Guest.Exec(ctx)
+	open := c.Guest.Exec
+	if e.Console {
+		open = c.Guest.Console
+	}
+	stream := open(ctx)
 	if err := stream.Send(e.first()); err != nil && !errors.Is(err, io.EOF) {
 		return Result{}, err
 	}
@@ -103,6 +111,8 @@ func (e *Exec) Run(ctx context.Context, c *client.Client) (Result, error) {
 func (e *Exec) daemonEnded(id string) error {
 	what := fmt.Sprintf("%s in %s: the daemon ended meanwhile", e.Verb, e.Machine)
 	switch {
+	case e.Console:
+		return errdefs.New(errdefs.OutcomeUnknown, "%s; the machine runs on: `holdpoint console %s`", what, e.Machine)
 	case e.Attach != nil:
 		return errdefs.New(errdefs.OutcomeUnknown, "%s; the command goes on: `holdpoint attach %s %s`", what, e.Machine, e.Attach.GetCommandId())
 	case id == "":
@@ -118,6 +128,9 @@ var errLeft = errors.New("left")
 func (e *Exec) noInput() bool { return e.Stdin == nil && e.Attach == nil && !e.KeepInput }
 
 func (e *Exec) first() *holdpointv1.GuestExecRequest {
+	if e.Console {
+		return &holdpointv1.GuestExecRequest{Machine: e.Machine}
+	}
 	message := &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Start{Start: e.Start}}
 	if e.noInput() {
 		e.Start.NoInput = true
@@ -223,6 +236,9 @@ func (r *running) take(m *agentv1.ExecResponse, result *Result) (done bool, err 
 	case *agentv1.ExecResponse_Started:
 		result.CommandID, result.PID = m.Started.GetCommandId(), m.Started.GetPid()
 		close(r.started)
+		if r.exec.Begun != nil {
+			r.exec.Begun()
+		}
 		if result.Left = r.exec.Start.GetDetach(); result.Left {
 			return true, nil
 		}

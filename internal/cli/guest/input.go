@@ -69,10 +69,10 @@ func (r *running) inputEnded() {
 	_ = r.post(stdinEnd()) // receive says why
 }
 
-// leaves reports whether the signal ends an attach and not its command: only
-// what a person types to interrupt is meant for the command.
+// leaves reports whether the signal leaves a console, or ends an attach and not its
+// command: for that only what a person types to interrupt is meant.
 func (e *Exec) leaves(s os.Signal) bool {
-	return e.Attach != nil && s != os.Interrupt && s != syscall.SIGQUIT && !terminal.Resized(s)
+	return e.Console && !terminal.Resized(s) || e.Attach != nil && s != os.Interrupt && s != syscall.SIGQUIT && !terminal.Resized(s)
 }
 
 // passSignals forwards signals until the command ends, is left, or is given up:
@@ -131,7 +131,7 @@ func (r *running) signal(number int32) bool {
 }
 
 func (r *running) resize() {
-	if r.exec.TTY == nil {
+	if r.exec.TTY == nil || r.exec.Console {
 		return
 	}
 	_ = r.post(&agentv1.ExecRequest{Message: &agentv1.ExecRequest_Resize{Resize: SizeOf(r.exec.TTY)}}) // receive says why

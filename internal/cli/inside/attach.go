@@ -1,5 +1,5 @@
-// Package inside has the verbs that enter a machine: exec, shell, attach, cp
-// and logs. How bytes get there is package guest's.
+// Package inside has the verbs that enter a machine: exec, shell, attach, console,
+// cp and logs. How bytes get there is package guest's.
 package inside
 
 import (

@@ -11,6 +11,7 @@ import (
 	"github.com/holdpoint/holdpoint/client"
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/guest"
+	"github.com/holdpoint/holdpoint/internal/cli/terminal"
 	"github.com/holdpoint/holdpoint/internal/cli/view"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/tarstream"
@@ -33,9 +34,17 @@ folder sockets are left out; devices and pipes are made in a machine, and left o
 which is said, on this host. Files without a size that have content, as in /proc,
 are copied as they are at that moment, up to 16 MiB.
 
+As SOURCE - is a tar on standard input, which is unpacked below the folder
+MACHINE:PATH; the folder is made if it is not there. As DESTINATION - writes a tar to
+standard output, in which names are as copied and holes are zeros. The same is kept
+and left out as above, but that such a tar tells whose files were. Either is refused
+on a terminal.
+
 "files" in the output counts files, folders and links.`,
 		Example: `  holdpoint cp site web:/srv/www
-  holdpoint cp web:/var/log/nginx/error.log .`,
+  holdpoint cp web:/var/log/nginx/error.log .
+  git archive HEAD | holdpoint cp - web:/srv/app
+  holdpoint cp web:/etc - | tar t`,
 		MinArgs: 2, MaxArgs: 2, HostArgs: true, Object: view.Copied{},
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.MachineBusy, errdefs.WrongState, errdefs.OutcomeUnknown, errdefs.NoSpace,
@@ -66,6 +75,22 @@ func notInName(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
 }
 
+// stream reports whether the place is standard input or output.
+func (p place) stream() bool { return p == place{path: "-"} }
+
+// checkStreams refuses a tar on a terminal, or beside the JSON.
+func checkStreams(a *app.App, from, to place) error {
+	switch {
+	case from.stream() && terminal.Is(a.Config.Stdin):
+		return errdefs.New(errdefs.Invalid, "cp - to machine %s: standard input is a terminal; give it a tar, such as from `tar c FOLDER |`", to.machine)
+	case to.stream() && terminal.Is(a.Config.Stdout):
+		return errdefs.New(errdefs.Invalid, "cp from machine %s to -: standard output is a terminal; send the tar to a file, or a program such as `| tar t`", from.machine)
+	case to.stream() && a.JSON:
+		return errdefs.New(errdefs.Invalid, "cp from machine %s to -: the tar is on standard output, where --json would be; leave that out", from.machine)
+	}
+	return nil
+}
+
 func runCopy(ctx context.Context, a *app.App, source, destination string) error {
 	from, to := placeOf(source), placeOf(destination)
 	if (from.machine == "") == (to.machine == "") {
@@ -81,14 +106,24 @@ func runCopy(ctx context.Context, a *app.App, source, destination string) error 
 	if from.path == "" || to.path == "" {
 		return errdefs.New(errdefs.Invalid, "cp %s %s: a path is missing after the colon; . is the home folder there", source, destination)
 	}
+	if err := checkStreams(a, from, to); err != nil {
+		return err
+	}
 	var result tarstream.Result
 	err := a.Once(ctx, func(ctx context.Context, c *client.Client) (err error) {
 		moved, hide := a.ByteProgress("copying")
 		defer hide()
-		if to.machine != "" {
-			result, err = guest.Copy{Machine: to.machine, Host: from.path, Guest: to.path, Moved: moved}.Upload(ctx, c)
-		} else {
-			result, err = guest.Copy{Machine: from.machine, Host: to.path, Guest: from.path, Moved: moved}.Download(ctx, c)
+		up := guest.Copy{Machine: to.machine, Host: from.path, Guest: to.path, Moved: moved}
+		down := guest.Copy{Machine: from.machine, Host: to.path, Guest: from.path, Moved: moved}
+		switch {
+		case from.stream():
+			result, err = up.UploadTar(ctx, c, a.Config.Stdin)
+		case to.stream():
+			result, err = down.DownloadTar(ctx, c, a.Config.Stdout)
+		case to.machine != "":
+			result, err = up.Upload(ctx, c)
+		default:
+			result, err = down.Download(ctx, c)
 		}
 		return err
 	})
@@ -97,6 +132,9 @@ func runCopy(ctx context.Context, a *app.App, source, destination string) error 
 	}
 	if result.Skipped > 0 {
 		a.Say(view.Count(int(result.Skipped), "special file") + " left out")
+	}
+	if to.stream() {
+		return nil // what was asked for is there
 	}
 	return a.Print(app.Output{
 		Object: view.Copied{Header: view.NewHeader(), Files: result.Files, Bytes: result.Bytes},

@@ -154,7 +154,7 @@ func takeTerminal(a *app.App, e *guest.Exec) (restore func(), err error) {
 		if name := os.Getenv("TERM"); name != "" && utf8.ValidString(name) {
 			e.Start.Env = append([]string{"TERM=" + name}, e.Start.Env...)
 		}
-	} else {
+	} else if e.Attach != nil {
 		e.Attach.Size = size
 	}
 	raw, err := terminal.Raw(in)

@@ -50,19 +50,6 @@ func runStop(ctx context.Context, a *app.App, machine string, o stopOptions) err
 	return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.StopMachineRequest] { return c.Machines.Stop }, req)
 }
 
-// NewStart is the verb `start`.
-func NewStart(a *app.App) *cobra.Command {
-	return a.Command(app.Verb{
-		Use: "start MACHINE", Short: "Boot a stopped machine", MinArgs: 1, MaxArgs: 1, Effect: true,
-		Object: view.MachineDone{}, Complete: app.First(a.MachineNames),
-		Kinds: app.MachineKinds(errdefs.Unsupported, errdefs.Incompatible, errdefs.NoSpace),
-		Run: func(ctx context.Context, args []string) error {
-			req := &holdpointv1.StartMachineRequest{RequestId: a.RequestID(), Machine: args[0]}
-			return operateMachine(ctx, a, func(c *client.Client) app.Admission[holdpointv1.StartMachineRequest] { return c.Machines.Start }, req)
-		},
-	})
-}
-
 // NewPause is the verb `pause`.
 func NewPause(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{

@@ -1,10 +1,11 @@
 // Package machines has the verbs of a machine as a whole: run, ls, inspect,
-// start, stop, pause, resume, suspend and rm.
+// stats, start, stop, pause, resume, suspend, rename and rm.
 package machines
 
 import (
 	"context"
 	"io"
+	"math"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,15 +36,14 @@ type runOptions struct {
 	boot      bool
 	// suspendAfter is 0 for never.
 	suspendAfter time.Duration
+	remove       bool
+	restart      string
+	cpuLimit     float64
+	memoryLimit  string
 }
 
-// NewRun is the verb `run`.
-func NewRun(a *app.App) *cobra.Command {
-	var o runOptions
-	var cmd *cobra.Command
-	cmd = a.Command(app.Verb{
-		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and start it",
-		Long: `Create a machine from an image, start it, and wait until it answers. Without NAME
+// runHelp is the help of run.
+const runHelp = `Create a machine from an image, start it, and wait until it answers. Without NAME
 one is made.
 
 The first machine of an image and a size boots, and its boot is kept; later ones
@@ -59,6 +59,23 @@ With --disk-format raw the disk is one file, copied from the image, that other t
 can read while the machine is stopped. It boots, and has stopped disk checkpoints
 only: there is no full checkpoint of it, no suspend, and no fork while it runs.
 
+With --restart always the machine is started by itself whenever it has stopped and
+nobody asked for that with "holdpoint stop": when its kernel crashed or it powered
+itself off, and after a restart of the host, when the daemon starts, two at a time.
+One that keeps failing is tried again after 1 s, 2 s, 4 s, and so on up to 5 min, and
+"ls" and "inspect" say why. "holdpoint start" makes one that was stopped count again;
+a suspended one stays suspended. Forks of the machine have the setting, too.
+
+With --cpu-limit and --memory-limit the kernel of the host holds the machine's process
+to that: it gets no more CPU time, and is killed when it needs more memory, which
+therefore has to be 128 MiB more than the machine's at the least, and where the CPU is
+emulated some 1.2 GiB more, for the code that is made. That needs cgroup v2
+and a group of holdpoint's own, as the systemd units give it; "doctor" says whether it
+is there, and without it such a machine is refused.
+
+With --rm the machine goes, with its disk and its checkpoints, when it stops, for
+whatever reason.
+
 The machine resolves names and connects, by TCP and UDP, to public addresses; with
 --network open to private ones, too; with --network none it has no network device.
 Addresses of the host, loopback, link-local and metadata ones are always refused, at
@@ -66,7 +83,15 @@ once; with --allow-host PORT that port of the host's loopback is at
 host.holdpoint.internal, such as a proxy that programs are told of by http_proxy.
 With --allow only what is listed can be reached, and only listed names are resolved.
 "logs --network" tells what was refused. The setting is a part of the machine and of
-its checkpoints.`,
+its checkpoints.`
+
+// NewRun is the verb `run`.
+func NewRun(a *app.App) *cobra.Command {
+	var o runOptions
+	var cmd *cobra.Command
+	cmd = a.Command(app.Verb{
+		Use: "run [NAME] --image IMAGE [flags]", Short: "Create a machine and start it",
+		Long: runHelp,
 		Example: `  holdpoint run web --image debian --on-boot nginx
   holdpoint run --image debian --memory 1G --cpus 4 --disk-size 16G
   holdpoint run sleepy --image debian --suspend-after 10m
@@ -90,6 +115,10 @@ its checkpoints.`,
 	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot (default the image's, if it has one; empty for none)")
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
 	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
+	f.BoolVar(&o.remove, "rm", false, "remove the machine, its disk and its checkpoints when it stops")
+	f.Float64Var(&o.cpuLimit, "cpu-limit", 0, "CPU time its process may use, in CPUs, such as 1.5 (default no limit)")
+	f.StringVar(&o.memoryLimit, "memory-limit", "", "memory of the host that its process may use (default no limit)")
+	f.StringVar(&o.restart, "restart", "no", "`WHEN`: no, or always: start it again when it has stopped by itself")
 	f.DurationVar(&o.suspendAfter, "suspend-after", 0, "suspend the machine when it was idle for this long, such as 10m (default never)")
 	f.StringVar(&o.network, "network", "internet", "`MODE`: none, internet (public addresses) or open (private ones, too)")
 	f.StringArrayVar(&o.allow, "allow", nil, "`HOST[:PORT]` that can be reached; with it, nothing else can; may be given again")
@@ -108,11 +137,23 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 	}
 	spec := &holdpointv1.Spec{
 		Cpus: o.cpus, DiskFormat: o.diskFormat, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+		Restart: o.restart,
 	}
 	for _, port := range o.allowHost {
 		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(min(port, 1<<16))) // more is refused as that is
 	}
+	// Beyond a uint32 there is no such host; NaN is no number that fits either.
+	if limit := math.Round(o.cpuLimit * 1000); !(limit >= 0 && limit < 1<<31) || limit == 0 && o.cpuLimit != 0 {
+		return errdefs.New(errdefs.Invalid, "run: --cpu-limit %v: give a number of CPUs, 0.01 or more", o.cpuLimit)
+	} else {
+		spec.CpuLimitMillis = uint32(limit)
+	}
 	var err error
+	if o.memoryLimit != "" {
+		if spec.MemoryLimitBytes, err = view.ParseSize(o.memoryLimit); err != nil {
+			return err
+		}
+	}
 	if o.memory != "" {
 		if spec.MemoryBytes, err = view.ParseSize(o.memory); err != nil {
 			return err
@@ -123,7 +164,7 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 			return err
 		}
 	}
-	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec, Boot: o.boot, NoOnBoot: o.noOnBoot}
+	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec, Boot: o.boot, NoOnBoot: o.noOnBoot, RemoveOnStop: o.remove}
 	if len(args) > 0 {
 		req.Name = args[0]
 	}

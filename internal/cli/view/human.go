@@ -218,6 +218,18 @@ func diskText(s *holdpointv1.Spec) string {
 	return Size(s.GetDiskBytes())
 }
 
+// limits says what the machine's process is held to; "" for nothing.
+func limits(s *holdpointv1.Spec) string {
+	var parts []string
+	if n := s.GetCpuLimitMillis(); n > 0 {
+		parts = append(parts, fmt.Sprintf("%g CPUs", float64(n)/1000))
+	}
+	if n := s.GetMemoryLimitBytes(); n > 0 {
+		parts = append(parts, Size(n)+" of memory")
+	}
+	return strings.Join(parts, ", ")
+}
+
 // SpecFields are the fields of a spec, for Fields.
 func SpecFields(s *holdpointv1.Spec) [][2]string {
 	return [][2]string{
@@ -230,5 +242,7 @@ func SpecFields(s *holdpointv1.Spec) [][2]string {
 		{"allowed", strings.Join(s.GetNetworkAllow(), " ")},
 		{"allowed of the host", strings.Trim(fmt.Sprint(s.GetNetworkAllowHost()), "[]")},
 		{"suspended after", idle(s.GetSuspendAfterMillis())},
+		{"limits", limits(s)},
+		{"restarted", strings.TrimPrefix(s.GetRestart(), "no")},
 	}
 }

@@ -49,7 +49,7 @@ type Machine struct {
 	FullCheckpoints string   `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be taken; empty while it does not run"`
 	ForkedFrom      string   `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
 	RemoveOnStop    bool     `json:"remove_on_stop"`
-	Trouble         string   `json:"trouble" doc:"why its guest is not ready, or stands still by nobody's order; empty for none"`
+	Trouble         string   `json:"trouble" doc:"why its guest is not ready, stands still by nobody's order, or could not be started again; empty for none"`
 	IsolatedBy      []string `json:"isolated_by" doc:"what keeps its QEMU from the rest of the host; empty while it does not run"`
 	NotIsolated     []string `json:"not_isolated" doc:"what of that the host has not got, with the reason"`
 }
@@ -66,7 +66,10 @@ type Spec struct {
 	Allow       []string `json:"network_allow" doc:"all that can be reached within the network, empty for no such list"`
 	AllowHost   []uint32 `json:"network_allow_host" doc:"ports of the host's own that can be reached"`
 	// SuspendAfterMS is 0 for never.
-	SuspendAfterMS int64 `json:"suspend_after_ms" doc:"an idle machine is suspended after this time, 0 for never"`
+	SuspendAfterMS int64  `json:"suspend_after_ms" doc:"an idle machine is suspended after this time, 0 for never"`
+	CPULimitMillis uint32 `json:"cpu_limit_millis" doc:"CPU time its process may use, in thousandths of a CPU, 0 for no limit"`
+	MemoryLimit    int64  `json:"memory_limit_bytes" doc:"the host's memory its process may use, 0 for no limit"`
+	Restart        string `json:"restart" doc:"always: it is started again when it has stopped by itself; no"`
 }
 
 // Image is what machines start from.
@@ -191,7 +194,8 @@ func SpecOf(s *holdpointv1.Spec) Spec {
 		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(), DiskFormat: s.GetDiskFormat(),
 		OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
 		Allow: List(s.GetNetworkAllow(), same), AllowHost: List(s.GetNetworkAllowHost(), func(p uint32) uint32 { return p }),
-		SuspendAfterMS: s.GetSuspendAfterMillis(),
+		SuspendAfterMS: s.GetSuspendAfterMillis(), Restart: s.GetRestart(),
+		CPULimitMillis: s.GetCpuLimitMillis(), MemoryLimit: s.GetMemoryLimitBytes(),
 	}
 }
 

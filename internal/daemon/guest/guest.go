@@ -8,6 +8,7 @@ package guest
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
@@ -28,10 +29,16 @@ type Config struct {
 }
 
 // Service serves GuestService, and connections for the proxy.
-type Service struct{ cfg Config }
+type Service struct {
+	cfg Config
+
+	mu sync.Mutex
+	// consoles are the machines at whose console somebody is.
+	consoles map[string]bool
+}
 
 // New returns a Service.
-func New(cfg Config) *Service { return &Service{cfg: cfg} }
+func New(cfg Config) *Service { return &Service{cfg: cfg, consoles: map[string]bool{}} }
 
 // enter resolves a machine, passes its gate and gives its run. The caller
 // calls Done on the admission.

@@ -39,9 +39,10 @@ type Door string
 
 // The doors.
 const (
-	Exec Door = "exec"
-	Copy Door = "cp"
-	Dial Door = "expose"
+	Exec    Door = "exec"
+	Copy    Door = "cp"
+	Dial    Door = "expose"
+	Console Door = "console"
 )
 
 // Request asks for one effect to be let in.

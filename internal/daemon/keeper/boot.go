@@ -18,6 +18,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/restore"
 )
 
+// CleanExit is a machine's exit after its guest had shut down cleanly.
+const CleanExit = "clean shutdown"
+
 // launch is a run that is to begin.
 type launch struct {
 	restore.Launch
@@ -40,8 +43,12 @@ func (k *Keeper) config(ctx context.Context, l launch) (monitor.Config, string, 
 	if err != nil {
 		return monitor.Config{}, "", err
 	}
+	group, err := k.group(l)
+	if err != nil {
+		return monitor.Config{}, "", err
+	}
 	return monitor.Config{
-		Build: k.cfg.Build,
+		Build: k.cfg.Build, Group: group,
 		Run: machine.RunConfig{
 			RunID: l.RunID, Dir: k.cfg.Home.Run(l.RunID), SocketDir: k.cfg.Home.RunSockets(l.RunID),
 			MachineID: m.ID, MachineName: m.Name, MemoryBytes: m.Spec.MemoryBytes, CPUs: m.Spec.CPUs,

@@ -15,6 +15,7 @@ import (
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/catalog"
+	"github.com/holdpoint/holdpoint/internal/cgroup"
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/diskchain"
@@ -36,9 +37,6 @@ const recordTimeout = 30 * time.Second
 // adoptTimeout is how long the start of a daemon waits for the monitor of one
 // machine; it takes 0.1 to 0.3 s to find one or to start a successor.
 const adoptTimeout = 5 * time.Second
-
-// CleanExit is a machine's exit after its guest had shut down cleanly.
-const CleanExit = "clean shutdown"
 
 // Boot is what a run boots from.
 type Boot struct {
@@ -77,6 +75,7 @@ type Config struct {
 	Gates   *hold.Gates
 	Booter  Booter
 	Chains  Chains
+	Groups  *cgroup.Tree
 	Memory  restore.MemoryFiles
 	// MonitorCommand is the hidden verb's program and first arguments.
 	MonitorCommand []string
@@ -234,6 +233,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	k.cfg.Groups.Sweep()
 	for _, m := range machines {
 		switch {
 		case m.HeldBy != "":
@@ -363,6 +363,9 @@ func (k *Keeper) start(ctx context.Context, l launch) (*fleet.Run, restore.Begun
 		k.mu.Unlock()
 		if run == nil {
 			return nil, restore.Begun{}, errdefs.New(errdefs.NotFound, "activate standby %s: it is not known; try again", l.RunID)
+		}
+		if err := k.limit(l, run); err != nil {
+			return nil, restore.Begun{}, err
 		}
 		return run, restore.Begun{}, k.activate(ctx, l.machine, run)
 	}

@@ -93,19 +93,21 @@ func (s *Service) on(ctx context.Context, requestID, verb string, options onMach
 // Start boots a stopped machine.
 func (s *Service) Start(ctx context.Context, req *connect.Request[holdpointv1.StartMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
-	return s.on(ctx, r.GetRequestId(), "start", r, []machine.State{machine.Stopped}, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		if err := s.Prover.TrustDisk(ctx, m); err != nil {
-			return fmt.Errorf("start machine %s: %w", m.Name, err)
-		}
-		if err := w.Enter(ctx, phaseBoot, "booting the guest", Detail{MachineID: m.ID}); err != nil {
-			return err
-		}
-		note, err := s.Keeper.Boot(ctx, m.ID)
-		if note != "" {
-			w.Note("%s", note)
-		}
+	return s.on(ctx, r.GetRequestId(), "start", r, []machine.State{machine.Stopped}, s.start)
+}
+
+func (s *Service) start(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+	if err := s.Prover.TrustDisk(ctx, m); err != nil {
+		return fmt.Errorf("start machine %s: %w", m.Name, err)
+	}
+	if err := w.Enter(ctx, phaseBoot, "booting the guest", Detail{MachineID: m.ID}); err != nil {
 		return err
-	})
+	}
+	note, err := s.Keeper.Boot(ctx, m.ID)
+	if note != "" {
+		w.Note("%s", note)
+	}
+	return err
 }
 
 // Stop asks the guest to shut down, or ends its run.
@@ -124,6 +126,10 @@ func (s *Service) Stop(ctx context.Context, req *connect.Request[holdpointv1.Sto
 			return errdefs.New(errdefs.WrongState, "stop: machine %s has no run here; run holdpoint daemon stop and try again", m.Name)
 		}
 		defer s.Keeper.Tidy(m.ID)
+		// First: a daemon that dies over it must not start the machine again.
+		if err := s.Catalog.PutToRest(ctx, m.ID); err != nil {
+			return err
+		}
 		if r.GetForce() {
 			return run.Kill(ctx)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
+	"github.com/holdpoint/holdpoint/internal/daemon/revive"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
@@ -29,6 +30,26 @@ func (s *Service) await(ctx context.Context, verb string, options proto.Message,
 		return errdefs.New(errdefs.Kind(failure.GetKind()), "%s", failure.GetMessage())
 	}
 	return nil
+}
+
+// StartAgain starts a machine that has stopped by itself, unless that is not wanted
+// any more, and returns when it runs.
+func (s *Service) StartAgain(ctx context.Context, machineID string) error {
+	return s.await(ctx, "start", &holdpointv1.StartMachineRequest{Machine: machineID},
+		func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+			m, err := s.Claim(ctx, w, machineID)
+			if err != nil {
+				return nil, err
+			}
+			wanted, err := revive.Wanted(ctx, s.Catalog, s.Keeper, m.ID)
+			if err == nil && wanted {
+				err = s.start(ctx, w, m)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return s.View.MachineResult(ctx, m.ID)
+		})
 }
 
 // Reap removes the machines that were to go when they stop and have stopped,

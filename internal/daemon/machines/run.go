@@ -34,6 +34,9 @@ const (
 func (s *Service) Run(ctx context.Context, req *connect.Request[holdpointv1.RunMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	spec, err := checkSpec(r)
+	if err == nil {
+		err = s.Keeper.CheckLimits(spec)
+	}
 	if err != nil {
 		return nil, wire.Encode(err)
 	}
@@ -47,7 +50,8 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 	spec := machine.Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: int(s.GetCpus()), DiskBytes: s.GetDiskBytes(),
 		DiskFormat: s.GetDiskFormat(), OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(), Allow: s.GetNetworkAllow(),
-		SuspendAfterMillis: s.GetSuspendAfterMillis(),
+		SuspendAfterMillis: s.GetSuspendAfterMillis(), Restart: s.GetRestart(),
+		CPULimitMillis: int(s.GetCpuLimitMillis()), MemoryLimitBytes: s.GetMemoryLimitBytes(),
 	}
 	for _, port := range s.GetNetworkAllowHost() {
 		spec.AllowHost = append(spec.AllowHost, int(port))
@@ -57,7 +61,13 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 			return spec, err
 		}
 	}
-	return spec, spec.Complete()
+	if err := spec.Complete(); err != nil {
+		return spec, err
+	}
+	if r.GetRemoveOnStop() && spec.Restart != "" {
+		return spec, errdefs.New(errdefs.Invalid, "run: a machine that is removed when it stops is not restarted; leave out one of --rm and --restart")
+	}
+	return spec, nil
 }
 
 func (s *Service) run(ctx context.Context, w *operation.Work, r *holdpointv1.RunMachineRequest, spec machine.Spec) (*holdpointv1.OperationResult, error) {
@@ -76,7 +86,7 @@ func (s *Service) run(ctx context.Context, w *operation.Work, r *holdpointv1.Run
 		return nil, err
 	}
 	m := newMachine(r.GetName())
-	m.ImageBuildID, m.Spec = img.BuildID, spec
+	m.ImageBuildID, m.Spec, m.RemoveOnStop = img.BuildID, spec, r.GetRemoveOnStop()
 	if m.Name == "" {
 		m.Name = "m-" + m.ID[:6]
 	}

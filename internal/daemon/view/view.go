@@ -30,6 +30,9 @@ type Viewer struct {
 	Proxy func() string
 	// Problem is why the host does not listen for a TCP route; nil while it does.
 	Problem func(port int) error
+	// Trouble says why a stopped machine could not be started by itself; "" for
+	// none of that.
+	Trouble func(machineID string) string
 
 	looked   sync.Once
 	tracking string
@@ -53,7 +56,8 @@ func Spec(s machine.Spec) *holdpointv1.Spec {
 	spec := &holdpointv1.Spec{
 		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes, DiskFormat: cmp.Or(s.DiskFormat, machine.QcowDisk),
 		OnBoot: s.OnBoot, Tmpfs: s.Tmpfs, Network: s.Network,
-		SuspendAfterMillis: s.SuspendAfterMillis, NetworkAllow: s.Allow,
+		SuspendAfterMillis: s.SuspendAfterMillis, NetworkAllow: s.Allow, Restart: cmp.Or(s.Restart, machine.RestartNo),
+		CpuLimitMillis: uint32(s.CPULimitMillis), MemoryLimitBytes: s.MemoryLimitBytes,
 	}
 	for _, port := range s.AllowHost {
 		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(port))
@@ -77,6 +81,7 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 		Spec: Spec(m.Spec), Generation: m.Generation, CreatedAt: timestamppb.New(m.CreatedAt),
 		Operation: m.HeldBy, Exit: m.Exit, Head: m.Head, ChainLength: uint32(m.ChainLength) + 1,
 		Routes: v.Routes(routes), ForkedFrom: m.ForkedFrom, RemoveOnStop: m.RemoveOnStop,
+		Trouble: v.Trouble(m.ID),
 	}
 	if view.Image == "" {
 		view.Image = m.ImageBuildID
@@ -93,7 +98,7 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 			view.Exit = keeper.ExitOf(exit) // its record is on its way
 		}
 		view.RunId, view.Accelerator, view.QemuVersion = status.GetRunId(), status.GetAccelerator(), status.GetQemuVersion()
-		view.Trouble = status.GetTrouble()
+		view.Trouble = cmp.Or(status.GetTrouble(), view.Trouble)
 		view.IsolatedBy, view.NotIsolated = status.GetIsolatedBy(), status.GetNotIsolated()
 		view.QemuPid, view.MonitorPid = status.GetQemuPid(), status.GetMonitorPid()
 		if view.FullCheckpoints = status.GetTracking(); view.FullCheckpoints == "" {

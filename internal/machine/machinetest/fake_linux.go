@@ -208,7 +208,7 @@ func (f *Fake) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 // removeFiles takes away what a failed launch left.
 func removeFiles(cfg machine.RunConfig) {
 	os.RemoveAll(rootDir(cfg))
-	for _, path := range []string{controlSocket(cfg), linkSocket(cfg), exitFile(cfg)} {
+	for _, path := range []string{controlSocket(cfg), linkSocket(cfg), consoleSocket(cfg), exitFile(cfg)} {
 		os.Remove(path)
 	}
 }

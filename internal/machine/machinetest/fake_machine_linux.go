@@ -25,6 +25,7 @@ type fakeMachine struct {
 	spec    fakeSpec
 	control net.Listener
 	link    net.Listener
+	console net.Listener
 	// port is our end of the guest's port, guestPort the guest's; services is
 	// our end of the guest's line to us.
 	port          net.Conn
@@ -67,6 +68,7 @@ func fakeMachineMain() error {
 	m.relay.Go(m.toHost)
 	go m.acceptLinks()
 	go m.serveGuest()
+	go m.serveConsole()
 	for {
 		conn, err := m.control.Accept()
 		if err != nil {
@@ -95,7 +97,7 @@ func (m *fakeMachine) prepare() error {
 	if err != nil {
 		return err
 	}
-	for _, path := range append(stale, controlSocket(cfg), linkSocket(cfg)) {
+	for _, path := range append(stale, controlSocket(cfg), linkSocket(cfg), consoleSocket(cfg)) {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
@@ -113,6 +115,9 @@ func (m *fakeMachine) prepare() error {
 		return err
 	}
 	if m.control, err = net.Listen("unix", controlSocket(cfg)); err != nil {
+		return err
+	}
+	if m.console, err = net.Listen("unix", consoleSocket(cfg)); err != nil {
 		return err
 	}
 	m.link, err = net.Listen("unix", linkSocket(cfg))

@@ -86,7 +86,8 @@ func Arguments(caps host.Capabilities, cfg machine.RunConfig) ([]string, error) 
 		"-mon", "chardev=qmp,mode=control",
 		"-chardev", "pipe,id=events,path=" + comma(path(Events)),
 		"-mon", "chardev=events,mode=control",
-		"-chardev", "file,id=console,append=on,path=" + comma(path(Console)),
+		"-chardev", "socket,id=console,server=on,wait=off,path=" + comma(filepath.Join(cfg.SocketDir, machine.ConsoleSocket)) +
+			",logappend=on,logfile=" + comma(path(Console)),
 		"-serial", "chardev:console",
 		"-blockdev", string(root),
 	}

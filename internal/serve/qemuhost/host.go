@@ -10,9 +10,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/holdpoint/holdpoint/internal/cgroup"
 	"github.com/holdpoint/holdpoint/internal/daemon"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
 	"github.com/holdpoint/holdpoint/internal/disk"
@@ -43,8 +45,9 @@ const preparedFor = 10 * time.Minute
 type Host struct {
 	*disk.Disk
 	*merge.Merger
-	cfg  Config
-	qemu *host.Host
+	cfg    Config
+	qemu   *host.Host
+	groups *cgroup.Tree
 
 	mu sync.Mutex
 	// prepared are the boots of images by build id, since is when each was.
@@ -56,7 +59,8 @@ type Host struct {
 func New(cfg Config) *Host {
 	q := newHost(cfg)
 	return &Host{
-		Disk: disk.New(disk.Config{FS: cfg.Files}), Merger: merge.New(merge.Config{Host: q, Files: cfg.Files}),
+		groups: cgroup.New(),
+		Disk:   disk.New(disk.Config{FS: cfg.Files}), Merger: merge.New(merge.Config{Host: q, Files: cfg.Files}),
 		cfg: cfg, qemu: q, prepared: map[string]keeper.Boot{}, since: map[string]time.Time{},
 	}
 }
@@ -144,8 +148,19 @@ func (h *Host) Checks(ctx context.Context) []daemon.Check {
 	for _, c := range h.qemu.Checks(ctx, h.kernel()) {
 		checks = append(checks, daemon.Check{Name: c.Name, State: string(c.State), Detail: c.Detail, Fix: c.Fix})
 	}
-	return checks
+	return append(checks, limitsCheck(h.groups.Check()))
 }
+
+// limitsCheck is what there is to say of limits.
+func limitsCheck(err error) daemon.Check {
+	if err != nil {
+		return daemon.Check{Name: "limits", State: "degraded", Detail: strings.TrimSuffix(err.Error(), "; "+cgroup.Advice), Fix: cgroup.Advice}
+	}
+	return daemon.Check{Name: "limits", State: "ok", Detail: "machines can be held to limits of CPU and memory"}
+}
+
+// Groups holds runs to limits.
+func (h *Host) Groups() *cgroup.Tree { return h.groups }
 
 // kernel is that of some image, for the probe of KVM; empty when there is none.
 func (h *Host) kernel() string {

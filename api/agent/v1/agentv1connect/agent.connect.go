@@ -56,6 +56,8 @@ const (
 	AgentServiceDialProcedure = "/holdpoint.agent.v1.AgentService/Dial"
 	// AgentServiceFactsProcedure is the fully-qualified name of the AgentService's Facts RPC.
 	AgentServiceFactsProcedure = "/holdpoint.agent.v1.AgentService/Facts"
+	// AgentServiceUsageProcedure is the fully-qualified name of the AgentService's Usage RPC.
+	AgentServiceUsageProcedure = "/holdpoint.agent.v1.AgentService/Usage"
 	// AgentServiceShutdownProcedure is the fully-qualified name of the AgentService's Shutdown RPC.
 	AgentServiceShutdownProcedure = "/holdpoint.agent.v1.AgentService/Shutdown"
 )
@@ -93,6 +95,8 @@ type AgentServiceClient interface {
 	Dial(context.Context) *connect.BidiStreamForClient[v1.DialRequest, v1.DialResponse]
 	// Facts reports processes and listening ports.
 	Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error)
+	// Usage tells what the guest uses of its memory and network.
+	Usage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error)
 	// Shutdown stops everything that runs, makes the file systems clean and
 	// answers just before it powers the machine off. The caller says with a Ping
 	// that it has the answer; without one the guest waits a moment longer. An
@@ -171,6 +175,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Facts")),
 			connect.WithClientOptions(opts...),
 		),
+		usage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
+			httpClient,
+			baseURL+AgentServiceUsageProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Usage")),
+			connect.WithClientOptions(opts...),
+		),
 		shutdown: connect.NewClient[v1.ShutdownRequest, v1.ShutdownResponse](
 			httpClient,
 			baseURL+AgentServiceShutdownProcedure,
@@ -192,6 +202,7 @@ type agentServiceClient struct {
 	download     *connect.Client[v1.DownloadRequest, v1.DownloadResponse]
 	dial         *connect.Client[v1.DialRequest, v1.DialResponse]
 	facts        *connect.Client[v1.FactsRequest, v1.FactsResponse]
+	usage        *connect.Client[v1.UsageRequest, v1.UsageResponse]
 	shutdown     *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
 }
 
@@ -245,6 +256,11 @@ func (c *agentServiceClient) Facts(ctx context.Context, req *connect.Request[v1.
 	return c.facts.CallUnary(ctx, req)
 }
 
+// Usage calls holdpoint.agent.v1.AgentService.Usage.
+func (c *agentServiceClient) Usage(ctx context.Context, req *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error) {
+	return c.usage.CallUnary(ctx, req)
+}
+
 // Shutdown calls holdpoint.agent.v1.AgentService.Shutdown.
 func (c *agentServiceClient) Shutdown(ctx context.Context, req *connect.Request[v1.ShutdownRequest]) (*connect.Response[v1.ShutdownResponse], error) {
 	return c.shutdown.CallUnary(ctx, req)
@@ -283,6 +299,8 @@ type AgentServiceHandler interface {
 	Dial(context.Context, *connect.BidiStream[v1.DialRequest, v1.DialResponse]) error
 	// Facts reports processes and listening ports.
 	Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error)
+	// Usage tells what the guest uses of its memory and network.
+	Usage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error)
 	// Shutdown stops everything that runs, makes the file systems clean and
 	// answers just before it powers the machine off. The caller says with a Ping
 	// that it has the answer; without one the guest waits a moment longer. An
@@ -357,6 +375,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Facts")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceUsageHandler := connect.NewUnaryHandler(
+		AgentServiceUsageProcedure,
+		svc.Usage,
+		connect.WithSchema(agentServiceMethods.ByName("Usage")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceShutdownHandler := connect.NewUnaryHandler(
 		AgentServiceShutdownProcedure,
 		svc.Shutdown,
@@ -385,6 +409,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceDialHandler.ServeHTTP(w, r)
 		case AgentServiceFactsProcedure:
 			agentServiceFactsHandler.ServeHTTP(w, r)
+		case AgentServiceUsageProcedure:
+			agentServiceUsageHandler.ServeHTTP(w, r)
 		case AgentServiceShutdownProcedure:
 			agentServiceShutdownHandler.ServeHTTP(w, r)
 		default:
@@ -434,6 +460,10 @@ func (UnimplementedAgentServiceHandler) Dial(context.Context, *connect.BidiStrea
 
 func (UnimplementedAgentServiceHandler) Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.Facts is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Usage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.Usage is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Shutdown(context.Context, *connect.Request[v1.ShutdownRequest]) (*connect.Response[v1.ShutdownResponse], error) {

@@ -87,6 +87,10 @@ const (
 	MachineServiceResumeProcedure = "/holdpoint.v1.MachineService/Resume"
 	// MachineServiceRemoveProcedure is the fully-qualified name of the MachineService's Remove RPC.
 	MachineServiceRemoveProcedure = "/holdpoint.v1.MachineService/Remove"
+	// MachineServiceRenameProcedure is the fully-qualified name of the MachineService's Rename RPC.
+	MachineServiceRenameProcedure = "/holdpoint.v1.MachineService/Rename"
+	// MachineServiceStatsProcedure is the fully-qualified name of the MachineService's Stats RPC.
+	MachineServiceStatsProcedure = "/holdpoint.v1.MachineService/Stats"
 	// MachineServiceSuspendProcedure is the fully-qualified name of the MachineService's Suspend RPC.
 	MachineServiceSuspendProcedure = "/holdpoint.v1.MachineService/Suspend"
 	// MachineServiceForkProcedure is the fully-qualified name of the MachineService's Fork RPC.
@@ -109,6 +113,8 @@ const (
 	GuestServiceDialProcedure = "/holdpoint.v1.GuestService/Dial"
 	// GuestServiceFactsProcedure is the fully-qualified name of the GuestService's Facts RPC.
 	GuestServiceFactsProcedure = "/holdpoint.v1.GuestService/Facts"
+	// GuestServiceConsoleProcedure is the fully-qualified name of the GuestService's Console RPC.
+	GuestServiceConsoleProcedure = "/holdpoint.v1.GuestService/Console"
 	// GuestServiceLogsProcedure is the fully-qualified name of the GuestService's Logs RPC.
 	GuestServiceLogsProcedure = "/holdpoint.v1.GuestService/Logs"
 	// CheckpointServiceCreateProcedure is the fully-qualified name of the CheckpointService's Create
@@ -461,6 +467,11 @@ type MachineServiceClient interface {
 	Pause(context.Context, *connect.Request[v1.PauseMachineRequest]) (*connect.Response[v1.Operation], error)
 	Resume(context.Context, *connect.Request[v1.ResumeMachineRequest]) (*connect.Response[v1.Operation], error)
 	Remove(context.Context, *connect.Request[v1.RemoveMachineRequest]) (*connect.Response[v1.Operation], error)
+	// Rename gives a machine another name. Its id, and all that goes by it, stay.
+	Rename(context.Context, *connect.Request[v1.RenameMachineRequest]) (*connect.Response[v1.Operation], error)
+	// Stats measures what machines use of the host. It takes about half a second,
+	// wakes none, and waits for no guest longer than that.
+	Stats(context.Context, *connect.Request[v1.MachineStatsRequest]) (*connect.Response[v1.MachineStatsResponse], error)
 	// Suspend takes a full checkpoint and ends the machine's process; Resume goes
 	// on from it. A suspended machine's answer is its head again.
 	Suspend(context.Context, *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error)
@@ -538,6 +549,18 @@ func NewMachineServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(machineServiceMethods.ByName("Remove")),
 			connect.WithClientOptions(opts...),
 		),
+		rename: connect.NewClient[v1.RenameMachineRequest, v1.Operation](
+			httpClient,
+			baseURL+MachineServiceRenameProcedure,
+			connect.WithSchema(machineServiceMethods.ByName("Rename")),
+			connect.WithClientOptions(opts...),
+		),
+		stats: connect.NewClient[v1.MachineStatsRequest, v1.MachineStatsResponse](
+			httpClient,
+			baseURL+MachineServiceStatsProcedure,
+			connect.WithSchema(machineServiceMethods.ByName("Stats")),
+			connect.WithClientOptions(opts...),
+		),
 		suspend: connect.NewClient[v1.SuspendMachineRequest, v1.Operation](
 			httpClient,
 			baseURL+MachineServiceSuspendProcedure,
@@ -576,6 +599,8 @@ type machineServiceClient struct {
 	pause       *connect.Client[v1.PauseMachineRequest, v1.Operation]
 	resume      *connect.Client[v1.ResumeMachineRequest, v1.Operation]
 	remove      *connect.Client[v1.RemoveMachineRequest, v1.Operation]
+	rename      *connect.Client[v1.RenameMachineRequest, v1.Operation]
+	stats       *connect.Client[v1.MachineStatsRequest, v1.MachineStatsResponse]
 	suspend     *connect.Client[v1.SuspendMachineRequest, v1.Operation]
 	fork        *connect.Client[v1.ForkRequest, v1.Operation]
 	restore     *connect.Client[v1.RestoreMachineRequest, v1.Operation]
@@ -627,6 +652,16 @@ func (c *machineServiceClient) Remove(ctx context.Context, req *connect.Request[
 	return c.remove.CallUnary(ctx, req)
 }
 
+// Rename calls holdpoint.v1.MachineService.Rename.
+func (c *machineServiceClient) Rename(ctx context.Context, req *connect.Request[v1.RenameMachineRequest]) (*connect.Response[v1.Operation], error) {
+	return c.rename.CallUnary(ctx, req)
+}
+
+// Stats calls holdpoint.v1.MachineService.Stats.
+func (c *machineServiceClient) Stats(ctx context.Context, req *connect.Request[v1.MachineStatsRequest]) (*connect.Response[v1.MachineStatsResponse], error) {
+	return c.stats.CallUnary(ctx, req)
+}
+
 // Suspend calls holdpoint.v1.MachineService.Suspend.
 func (c *machineServiceClient) Suspend(ctx context.Context, req *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error) {
 	return c.suspend.CallUnary(ctx, req)
@@ -663,6 +698,11 @@ type MachineServiceHandler interface {
 	Pause(context.Context, *connect.Request[v1.PauseMachineRequest]) (*connect.Response[v1.Operation], error)
 	Resume(context.Context, *connect.Request[v1.ResumeMachineRequest]) (*connect.Response[v1.Operation], error)
 	Remove(context.Context, *connect.Request[v1.RemoveMachineRequest]) (*connect.Response[v1.Operation], error)
+	// Rename gives a machine another name. Its id, and all that goes by it, stay.
+	Rename(context.Context, *connect.Request[v1.RenameMachineRequest]) (*connect.Response[v1.Operation], error)
+	// Stats measures what machines use of the host. It takes about half a second,
+	// wakes none, and waits for no guest longer than that.
+	Stats(context.Context, *connect.Request[v1.MachineStatsRequest]) (*connect.Response[v1.MachineStatsResponse], error)
 	// Suspend takes a full checkpoint and ends the machine's process; Resume goes
 	// on from it. A suspended machine's answer is its head again.
 	Suspend(context.Context, *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error)
@@ -736,6 +776,18 @@ func NewMachineServiceHandler(svc MachineServiceHandler, opts ...connect.Handler
 		connect.WithSchema(machineServiceMethods.ByName("Remove")),
 		connect.WithHandlerOptions(opts...),
 	)
+	machineServiceRenameHandler := connect.NewUnaryHandler(
+		MachineServiceRenameProcedure,
+		svc.Rename,
+		connect.WithSchema(machineServiceMethods.ByName("Rename")),
+		connect.WithHandlerOptions(opts...),
+	)
+	machineServiceStatsHandler := connect.NewUnaryHandler(
+		MachineServiceStatsProcedure,
+		svc.Stats,
+		connect.WithSchema(machineServiceMethods.ByName("Stats")),
+		connect.WithHandlerOptions(opts...),
+	)
 	machineServiceSuspendHandler := connect.NewUnaryHandler(
 		MachineServiceSuspendProcedure,
 		svc.Suspend,
@@ -780,6 +832,10 @@ func NewMachineServiceHandler(svc MachineServiceHandler, opts ...connect.Handler
 			machineServiceResumeHandler.ServeHTTP(w, r)
 		case MachineServiceRemoveProcedure:
 			machineServiceRemoveHandler.ServeHTTP(w, r)
+		case MachineServiceRenameProcedure:
+			machineServiceRenameHandler.ServeHTTP(w, r)
+		case MachineServiceStatsProcedure:
+			machineServiceStatsHandler.ServeHTTP(w, r)
 		case MachineServiceSuspendProcedure:
 			machineServiceSuspendHandler.ServeHTTP(w, r)
 		case MachineServiceForkProcedure:
@@ -833,6 +889,14 @@ func (UnimplementedMachineServiceHandler) Remove(context.Context, *connect.Reque
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Remove is not implemented"))
 }
 
+func (UnimplementedMachineServiceHandler) Rename(context.Context, *connect.Request[v1.RenameMachineRequest]) (*connect.Response[v1.Operation], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Rename is not implemented"))
+}
+
+func (UnimplementedMachineServiceHandler) Stats(context.Context, *connect.Request[v1.MachineStatsRequest]) (*connect.Response[v1.MachineStatsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Stats is not implemented"))
+}
+
 func (UnimplementedMachineServiceHandler) Suspend(context.Context, *connect.Request[v1.SuspendMachineRequest]) (*connect.Response[v1.Operation], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.MachineService.Suspend is not implemented"))
 }
@@ -859,6 +923,10 @@ type GuestServiceClient interface {
 	// Dial carries the bytes of one TCP connection to a port in the machine.
 	Dial(context.Context) *connect.BidiStreamForClient[v1.GuestDialRequest, v1.GuestDialResponse]
 	Facts(context.Context, *connect.Request[v1.GuestFactsRequest]) (*connect.Response[v11.FactsResponse], error)
+	// Console carries the machine's serial console, for one client at a time: as
+	// Exec, of which it uses the first message's machine and generation, stdin and
+	// stdout, and started. It ends with the machine's run.
+	Console(context.Context) *connect.BidiStreamForClient[v1.GuestExecRequest, v1.GuestExecResponse]
 	// Logs sends the console of the machine's runs, or what a route has served.
 	Logs(context.Context, *connect.Request[v1.GuestLogsRequest]) (*connect.ServerStreamForClient[v1.GuestLogsResponse], error)
 }
@@ -910,6 +978,12 @@ func NewGuestServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(guestServiceMethods.ByName("Facts")),
 			connect.WithClientOptions(opts...),
 		),
+		console: connect.NewClient[v1.GuestExecRequest, v1.GuestExecResponse](
+			httpClient,
+			baseURL+GuestServiceConsoleProcedure,
+			connect.WithSchema(guestServiceMethods.ByName("Console")),
+			connect.WithClientOptions(opts...),
+		),
 		logs: connect.NewClient[v1.GuestLogsRequest, v1.GuestLogsResponse](
 			httpClient,
 			baseURL+GuestServiceLogsProcedure,
@@ -927,6 +1001,7 @@ type guestServiceClient struct {
 	download     *connect.Client[v1.GuestDownloadRequest, v11.DownloadResponse]
 	dial         *connect.Client[v1.GuestDialRequest, v1.GuestDialResponse]
 	facts        *connect.Client[v1.GuestFactsRequest, v11.FactsResponse]
+	console      *connect.Client[v1.GuestExecRequest, v1.GuestExecResponse]
 	logs         *connect.Client[v1.GuestLogsRequest, v1.GuestLogsResponse]
 }
 
@@ -960,6 +1035,11 @@ func (c *guestServiceClient) Facts(ctx context.Context, req *connect.Request[v1.
 	return c.facts.CallUnary(ctx, req)
 }
 
+// Console calls holdpoint.v1.GuestService.Console.
+func (c *guestServiceClient) Console(ctx context.Context) *connect.BidiStreamForClient[v1.GuestExecRequest, v1.GuestExecResponse] {
+	return c.console.CallBidiStream(ctx)
+}
+
 // Logs calls holdpoint.v1.GuestService.Logs.
 func (c *guestServiceClient) Logs(ctx context.Context, req *connect.Request[v1.GuestLogsRequest]) (*connect.ServerStreamForClient[v1.GuestLogsResponse], error) {
 	return c.logs.CallServerStream(ctx, req)
@@ -975,6 +1055,10 @@ type GuestServiceHandler interface {
 	// Dial carries the bytes of one TCP connection to a port in the machine.
 	Dial(context.Context, *connect.BidiStream[v1.GuestDialRequest, v1.GuestDialResponse]) error
 	Facts(context.Context, *connect.Request[v1.GuestFactsRequest]) (*connect.Response[v11.FactsResponse], error)
+	// Console carries the machine's serial console, for one client at a time: as
+	// Exec, of which it uses the first message's machine and generation, stdin and
+	// stdout, and started. It ends with the machine's run.
+	Console(context.Context, *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error
 	// Logs sends the console of the machine's runs, or what a route has served.
 	Logs(context.Context, *connect.Request[v1.GuestLogsRequest], *connect.ServerStream[v1.GuestLogsResponse]) error
 }
@@ -1022,6 +1106,12 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(guestServiceMethods.ByName("Facts")),
 		connect.WithHandlerOptions(opts...),
 	)
+	guestServiceConsoleHandler := connect.NewBidiStreamHandler(
+		GuestServiceConsoleProcedure,
+		svc.Console,
+		connect.WithSchema(guestServiceMethods.ByName("Console")),
+		connect.WithHandlerOptions(opts...),
+	)
 	guestServiceLogsHandler := connect.NewServerStreamHandler(
 		GuestServiceLogsProcedure,
 		svc.Logs,
@@ -1042,6 +1132,8 @@ func NewGuestServiceHandler(svc GuestServiceHandler, opts ...connect.HandlerOpti
 			guestServiceDialHandler.ServeHTTP(w, r)
 		case GuestServiceFactsProcedure:
 			guestServiceFactsHandler.ServeHTTP(w, r)
+		case GuestServiceConsoleProcedure:
+			guestServiceConsoleHandler.ServeHTTP(w, r)
 		case GuestServiceLogsProcedure:
 			guestServiceLogsHandler.ServeHTTP(w, r)
 		default:
@@ -1075,6 +1167,10 @@ func (UnimplementedGuestServiceHandler) Dial(context.Context, *connect.BidiStrea
 
 func (UnimplementedGuestServiceHandler) Facts(context.Context, *connect.Request[v1.GuestFactsRequest]) (*connect.Response[v11.FactsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.GuestService.Facts is not implemented"))
+}
+
+func (UnimplementedGuestServiceHandler) Console(context.Context, *connect.BidiStream[v1.GuestExecRequest, v1.GuestExecResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.v1.GuestService.Console is not implemented"))
 }
 
 func (UnimplementedGuestServiceHandler) Logs(context.Context, *connect.Request[v1.GuestLogsRequest], *connect.ServerStream[v1.GuestLogsResponse]) error {
