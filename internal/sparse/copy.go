@@ -50,7 +50,7 @@ func CopyFile(ctx context.Context, to, from *os.File, progress func(done, total 
 	case err != nil:
 		return "", err
 	case before.Size != after.Size || before.Mtim != after.Mtim:
-		return "", errdefs.New(errdefs.Conflict, "it was written to while it was copied")
+		return "", errdefs.New(errdefs.Conflict, "it was written to while it was copied; try again")
 	}
 	progress(total, total)
 	return way, nil
@@ -149,7 +149,7 @@ func classify(err error) error {
 	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
 		return errdefs.New(errdefs.NoSpace, "%w; free some space", err)
 	case errors.Is(err, io.EOF):
-		return errdefs.New(errdefs.Conflict, "it became shorter while it was copied")
+		return errdefs.New(errdefs.Conflict, "it became shorter while it was copied; try again")
 	}
 	return errdefs.New(errdefs.Storage, "%w", fmt.Errorf("copy data: %w", err))
 }

@@ -46,6 +46,7 @@ func Suite(t *testing.T, fx Fixture) {
 		"switch disk":                         (*suite).switchDisk,
 		"failed switch leaves the top":        (*suite).failedSwitch,
 		"replace layers":                      (*suite).replaceLayers,
+		"raw disk":                            (*suite).rawDisk,
 		"no stall":                            (*suite).noStall,
 		"kill":                                (*suite).kill,
 		"killed from outside":                 (*suite).killedFromOutside,

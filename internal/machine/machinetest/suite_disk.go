@@ -3,6 +3,7 @@ package machinetest
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -45,6 +46,27 @@ func (s *suite) failedSwitch() {
 	s.must(r.Pause(s.ctx))
 	s.must(r.SwitchDisk(s.ctx, good)) // under the same id
 	s.must(r.Resume(s.ctx))
+}
+
+// rawDisk: a raw layer alone is the writable disk, and stays as long as it is.
+func (s *suite) rawDisk() {
+	const size = 64 << 20
+	cfg := s.Config(s.t)
+	raw := machine.Layer{ID: "raw", Path: filepath.Join(s.t.TempDir(), "disk.raw"), Format: "raw"}
+	s.must(os.WriteFile(raw.Path, nil, 0o600))
+	s.must(os.Truncate(raw.Path, size))
+	cfg.Disk = []machine.Layer{raw}
+	for range 2 {
+		r := s.launch(cfg)
+		s.must(r.Resume(s.ctx))
+		s.must(r.Pause(s.ctx))
+		s.must(r.Kill(s.ctx))
+		info, err := os.Stat(raw.Path)
+		s.must(err)
+		if info.Size() != size {
+			s.t.Errorf("the disk of %d bytes has %d by now", size, info.Size())
+		}
+	}
 }
 
 func (s *suite) replaceLayers() {
