@@ -14,21 +14,7 @@ import (
 // refuses (INVALID) what no machine can be. DiskBytes may stay 0: it is the
 // image's then.
 func (s *Spec) Complete() error {
-	if s.MemoryBytes == 0 {
-		s.MemoryBytes = DefaultMemory
-	}
-	if s.CPUs == 0 {
-		s.CPUs = DefaultCPUs
-	}
-	if s.Network == "" {
-		s.Network = string(policy.Internet)
-	}
-	if s.DiskFormat == QcowDisk {
-		s.DiskFormat = ""
-	}
-	if s.Restart == RestartNo {
-		s.Restart = ""
-	}
+	s.fillIn()
 	switch {
 	case s.Restart != "" && s.Restart != RestartAlways:
 		return errdefs.New(errdefs.Invalid, "restart %q: it is always or no", s.Restart)
@@ -73,6 +59,26 @@ func (s *Spec) Complete() error {
 		}
 	}
 	return nil
+}
+
+// fillIn gives zero fields their defaults, and those that say in words what zero
+// says become zero.
+func (s *Spec) fillIn() {
+	if s.MemoryBytes == 0 {
+		s.MemoryBytes = DefaultMemory
+	}
+	if s.CPUs == 0 {
+		s.CPUs = DefaultCPUs
+	}
+	if s.Network == "" {
+		s.Network = string(policy.Internet)
+	}
+	if s.DiskFormat == QcowDisk {
+		s.DiskFormat = ""
+	}
+	if s.Restart == RestartNo {
+		s.Restart = ""
+	}
 }
 
 // maxOnBoot bounds an on-boot command, in bytes, maxTmpfs the paths of a spec.
