@@ -90,11 +90,11 @@ func (q *QEMU) Launch(ctx context.Context, cfg machine.RunConfig) (machine.Run, 
 
 // inherited are the files that QEMU gets, and the event pipe's other end.
 type inherited struct {
-	output, qmp, link, memory, events *os.File
+	output, qmp, link, console, memory, events *os.File
 }
 
 func (f *inherited) close() {
-	for _, file := range []*os.File{f.output, f.qmp, f.link, f.memory, f.events} {
+	for _, file := range []*os.File{f.output, f.qmp, f.link, f.console, f.memory, f.events} {
 		if file != nil {
 			_ = file.Close() // QEMU has its own
 		}
@@ -128,21 +128,17 @@ func prepare(cfg machine.RunConfig, steps *undo.Stack) (f *inherited, err error)
 	if f.output, err = os.OpenFile(path(outputFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
 		return f, err
 	}
-	if f.qmp, err = bind(filepath.Join(cfg.SocketDir, qmpSocket), steps); err != nil {
-		return f, err
-	}
-	if f.link, err = bind(filepath.Join(cfg.SocketDir, linkSocket), steps); err != nil {
-		return f, err
-	}
-	// QEMU makes these itself: one takes no descriptor that it has to listen on, and
-	// the other is for nobody that has to know who listens.
-	for _, name := range []string{netSocket, machine.ConsoleSocket} {
-		path := filepath.Join(cfg.SocketDir, name)
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	for name, file := range map[string]**os.File{qmpSocket: &f.qmp, linkSocket: &f.link, machine.ConsoleSocket: &f.console} {
+		if *file, err = bind(filepath.Join(cfg.SocketDir, name), steps); err != nil {
 			return f, err
 		}
-		steps.Add(func() { _ = os.Remove(path) })
 	}
+	// QEMU makes this one itself: it takes no descriptor that it has to listen on.
+	network := filepath.Join(cfg.SocketDir, netSocket)
+	if err := os.Remove(network); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return f, err
+	}
+	steps.Add(func() { _ = os.Remove(network) })
 	f.events, err = openEvents(path(eventsIn))
 	return f, err
 }
@@ -196,7 +192,7 @@ func spawn(argv []string, f *inherited, spec isolation.Spec) (*process.Process, 
 		cmd := exec.Command(argv[0], argv[1:]...)
 		cmd.Dir, cmd.Env = "/", reach.Environment(os.Environ())
 		cmd.Stdout, cmd.Stderr = f.output, f.output
-		cmd.ExtraFiles = []*os.File{f.qmp, f.link} // argv.QMPFD and argv.LinkFD
+		cmd.ExtraFiles = []*os.File{f.qmp, f.link, f.console} // argv.QMPFD, LinkFD and ConsoleFD
 		if f.memory != nil {
 			cmd.ExtraFiles = append(cmd.ExtraFiles, f.memory) // argv.MemoryFD
 		}
@@ -209,7 +205,7 @@ func spawn(argv []string, f *inherited, spec isolation.Spec) (*process.Process, 
 	pid := started.Pid
 	_ = started.Release() // the exit is awaited by our own handle
 	// Our copies would keep a dead QEMU's sockets open.
-	_, _ = f.qmp.Close(), f.link.Close()
+	_, _, _ = f.qmp.Close(), f.link.Close(), f.console.Close()
 	p, err := process.Open(pid)
 	if err != nil {
 		_ = unix.Kill(pid, unix.SIGKILL) // an unreaped child's pid is still its own

@@ -32,7 +32,7 @@ func TestLaunchErrors(t *testing.T) {
 		"no such kernel":     {func(c *machine.RunConfig) { c.Kernel = missing }, errdefs.NotFound, "kernel"},
 		"disk in use":        {func(c *machine.RunConfig) { c.Disk = busy.Disk }, errdefs.Conflict, "another process"},
 		"no disk":            {func(c *machine.RunConfig) { c.Disk = nil }, errdefs.Invalid, "no disk"},
-		"raw top":            {func(c *machine.RunConfig) { c.Disk = c.Disk[:1] }, errdefs.Invalid, "raw"},
+		"raw above":          {func(c *machine.RunConfig) { c.Disk = []machine.Layer{c.Disk[1], c.Disk[0]} }, errdefs.Invalid, "raw"},
 		"too much memory":    {func(c *machine.RunConfig) { c.MemoryBytes = 1 << 40 }, errdefs.NoSpace, "--memory"},
 		"odd memory":         {func(c *machine.RunConfig) { c.MemoryBytes = 1<<28 + 1 }, errdefs.Invalid, "1 MiB"},
 		"accelerator":        {func(c *machine.RunConfig) { c.Accelerator = "xen" }, errdefs.Invalid, "xen"},

@@ -35,10 +35,11 @@ const (
 // The descriptors that the process inherits: sockets that are bound, on which
 // it listens itself, so that SO_PEERCRED of a later connection names it.
 const (
-	QMPFD  = 3
-	LinkFD = 4
+	QMPFD     = 3
+	LinkFD    = 4
+	ConsoleFD = 5
 	// MemoryFD is the memory file of a run with Incoming, open for reading.
-	MemoryFD = 5
+	MemoryFD = 6
 )
 
 // diskID is the qdev id of the root disk, DiskPath where QEMU has the device.
@@ -86,8 +87,7 @@ func Arguments(caps host.Capabilities, cfg machine.RunConfig) ([]string, error) 
 		"-mon", "chardev=qmp,mode=control",
 		"-chardev", "pipe,id=events,path=" + comma(path(Events)),
 		"-mon", "chardev=events,mode=control",
-		"-chardev", "socket,id=console,server=on,wait=off,path=" + comma(filepath.Join(cfg.SocketDir, machine.ConsoleSocket)) +
-			",logappend=on,logfile=" + comma(path(Console)),
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off,logappend=on,logfile=", ConsoleFD) + comma(path(Console)),
 		"-serial", "chardev:console",
 		"-blockdev", string(root),
 	}
