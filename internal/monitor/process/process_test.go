@@ -685,18 +685,18 @@ func TestMonitorDiesBetweenLaunchAndRecord(t *testing.T) {
 	if int(started.GetPid()) != rec.Process.PID {
 		t.Errorf("guest is process %d, record says %d", started.GetPid(), rec.Process.PID)
 	}
-	if n := marked(t, rec.RunID); n != 1 {
+	if n := marked(t, b.dir); n != 1 {
 		t.Errorf("%d processes of the run", n)
 	}
 }
 
-// marked counts the processes that carry the run's mark.
-func marked(t *testing.T, runID string) (n int) {
+// marked counts the processes that carry the mark of the run's folder.
+func marked(t *testing.T, dir string) (n int) {
 	t.Helper()
 	paths, err := filepath.Glob("/proc/[0-9]*/environ")
 	must(t, err)
 	for _, p := range paths {
-		if env, err := os.ReadFile(p); err == nil && strings.Contains(string(env), "HOLDPOINT_RUN_ID="+runID+"\x00") {
+		if env, err := os.ReadFile(p); err == nil && strings.Contains(string(env), "HOLDPOINT_RUN_DIR="+dir+"\x00") {
 			n++
 		}
 	}
