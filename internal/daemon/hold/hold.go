@@ -72,6 +72,8 @@ type Admission struct {
 	gates    *Gates
 	request  Request
 	expelled chan struct{}
+	// done is guarded by the gates' mu.
+	done bool
 }
 
 // New returns gates that are all open, at generation 0.
@@ -112,8 +114,10 @@ func (a *Admission) enter(ctx context.Context, waiting func(why string)) error {
 			return a.outdated(gate.generation)
 		}
 		if gate.closed == nil {
-			gate.active[a] = struct{}{}
-			gate.tell()
+			if !a.done { // else it has ended while it waited here
+				gate.active[a] = struct{}{}
+				gate.tell()
+			}
 			a.gates.mu.Unlock()
 			return nil
 		}
@@ -135,10 +139,12 @@ func (a *Admission) enter(ctx context.Context, waiting func(why string)) error {
 // while the gate is closed, and refuses when the machine was restored.
 func (a *Admission) Pass(ctx context.Context) error { return a.enter(ctx, nil) }
 
-// Done ends the effect. Calling it again changes nothing.
+// Done ends the effect; a Pass that still waits does not bring it back. Calling it
+// again changes nothing.
 func (a *Admission) Done() {
 	a.gates.mu.Lock()
 	defer a.gates.mu.Unlock()
+	a.done = true
 	gate := a.gates.of(a.request.Machine)
 	if _, admitted := gate.active[a]; admitted {
 		delete(gate.active, a)

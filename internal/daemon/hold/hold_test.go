@@ -98,3 +98,29 @@ func TestRestoreExpelsOldGenerations(t *testing.T) {
 		}
 	})
 }
+
+// An effect that has ended while more of it waited stays ended.
+func TestEndedEffectStaysEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gates := hold.New()
+		ended, err := gates.Admit(t.Context(), hold.Request{Machine: "m", Door: hold.Console, What: "console"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, open, err := gates.Close("m", "checkpoint create runs")
+		if err != nil {
+			t.Fatal(err)
+		}
+		passed := make(chan error, 1)
+		go func() { passed <- ended.Pass(t.Context()) }()
+		synctest.Wait()
+		ended.Done()
+		open()
+		if err := <-passed; err != nil {
+			t.Error(err)
+		}
+		if active, _ := gates.Activity("m"); active != 0 {
+			t.Errorf("%d effects are at work", active)
+		}
+	})
+}
