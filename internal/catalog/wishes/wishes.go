@@ -36,11 +36,13 @@ func (b *Book) PutToRest(ctx context.Context, machineID string) error {
 	})
 }
 
-// EndRest records that the machine is wanted again. One that is not at rest is
-// no error.
+// EndRest records that the machine is wanted again, if it still runs and nobody is
+// about to stop it. One that is not at rest is no error.
 func (b *Book) EndRest(ctx context.Context, machineID string) error {
 	return b.db.Write(ctx, "end-rest", func(t *database.Tx) error {
-		return t.Do(`DELETE FROM at_rest WHERE machine_id = ?`, machineID)
+		return t.Do(`DELETE FROM at_rest WHERE machine_id = ?1
+			AND EXISTS (SELECT 1 FROM machines WHERE id = ?1 AND state = 'running')
+			AND NOT EXISTS (SELECT 1 FROM leases WHERE kind = 'machine' AND resource_id = ?1 AND exclusive)`, machineID)
 	})
 }
 

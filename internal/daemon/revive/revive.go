@@ -73,11 +73,15 @@ func New(cfg Config) *Watch {
 }
 
 // Stop makes the Watch begin nothing more.
-func (w *Watch) Stop() { w.cancel() }
+func (w *Watch) Stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cancel()
+}
 
 // Close stops and waits for what the Watch runs.
 func (w *Watch) Close() {
-	w.cancel()
+	w.Stop()
 	w.wg.Wait()
 }
 
