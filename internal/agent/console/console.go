@@ -7,6 +7,7 @@ package console
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -22,8 +23,9 @@ import (
 	"github.com/holdpoint/holdpoint/internal/shellwords"
 )
 
-// invitation is what an empty line is answered with before the shell.
-const invitation = "holdpoint: a root shell on the console of %s; exit ends it\r\n"
+// invitation is what an empty line is answered with before the shell. Who answers
+// early has not been told the machine's name yet.
+const invitation = "holdpoint: a root shell on the machine's console; exit ends it\r\n"
 
 // againAfter is the least time between two shells, so that one that cannot run
 // does not keep the CPU busy.
@@ -75,11 +77,14 @@ func attend(cfg Config, device string) error {
 	if err := sane(int(tty.Fd())); err != nil {
 		return err
 	}
-	if _, err := bufio.NewReaderSize(oneByte{tty}, 16).ReadString('\n'); err != nil {
+	_, err = bufio.NewReaderSize(oneByte{tty}, 16).ReadString('\n')
+	if errors.Is(err, io.EOF) {
+		return nil // Ctrl-D, such as one more than ended the shell
+	}
+	if err != nil {
 		return err
 	}
-	name, _ := os.Hostname() // only for people
-	if _, err := fmt.Fprintf(tty, invitation, name); err != nil {
+	if _, err := io.WriteString(tty, invitation); err != nil {
 		return err
 	}
 	child, err := cfg.Commands.Spawn(command.Spec{Argv: shellwords.LoginShell(), Env: []string{"TERM=vt220"}},
@@ -104,8 +109,8 @@ func sane(fd int) error {
 	if err != nil {
 		return os.NewSyscallError("TCGETS", err)
 	}
-	t.Iflag |= unix.ICRNL | unix.IXON
-	t.Oflag |= unix.OPOST | unix.ONLCR
-	t.Lflag |= unix.ICANON | unix.ECHO | unix.ECHOE | unix.ISIG | unix.IEXTEN
+	t.Iflag = unix.ICRNL | unix.IXON
+	t.Oflag = unix.OPOST | unix.ONLCR
+	t.Lflag = unix.ICANON | unix.ECHO | unix.ECHOE | unix.ISIG | unix.IEXTEN
 	return os.NewSyscallError("TCSETS", unix.IoctlSetTermios(fd, unix.TCSETS, t))
 }
