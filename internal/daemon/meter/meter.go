@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"sync"
@@ -142,11 +143,15 @@ func askGuest(ctx context.Context, run *fleet.Run, s *holdpointv1.MachineStats) 
 		s.Silent = wire.Decode(err).Error()
 	default:
 		u := answer.Msg
-		s.GuestMemoryBytes = int64(u.GetMemoryBytes())
-		s.GuestUsedBytes = s.GuestMemoryBytes - int64(u.GetMemoryAvailableBytes())
-		s.ReceivedBytes, s.SentBytes = int64(u.GetReceivedBytes()), int64(u.GetSentBytes())
+		s.GuestMemoryBytes = number(u.GetMemoryBytes())
+		s.GuestUsedBytes = max(s.GuestMemoryBytes-number(u.GetMemoryAvailableBytes()), 0)
+		s.ReceivedBytes, s.SentBytes = number(u.GetReceivedBytes()), number(u.GetSentBytes())
 	}
 }
+
+// number is what a guest says, which may be anything, as a count that is none less
+// than nothing.
+func number(said uint64) int64 { return int64(min(said, math.MaxInt64)) }
 
 // private is the memory that only this process has: what it has written, in the
 // host's memory or swapped out (proc(5), RssAnon and VmSwap).
