@@ -234,6 +234,11 @@ func (r *running) receive(next func() (*holdpointv1.GuestExecResponse, error)) (
 func (r *running) take(m *agentv1.ExecResponse, result *Result) (done bool, err error) {
 	switch m := m.GetMessage().(type) {
 	case *agentv1.ExecResponse_Started:
+		select {
+		case <-r.started:
+			return false, errdefs.New(errdefs.Internal, "%s in %s: the machine says twice that it began; its guest agent is broken", r.exec.Verb, r.exec.Machine)
+		default:
+		}
 		result.CommandID, result.PID = m.Started.GetCommandId(), m.Started.GetPid()
 		close(r.started)
 		if r.exec.Begun != nil {

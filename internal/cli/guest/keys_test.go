@@ -50,3 +50,16 @@ func TestLeaveKeys(t *testing.T) {
 		t.Errorf("disabled keys took %q", data)
 	}
 }
+
+// A guest whose agent says twice that the command began is told of, and does no harm.
+func TestBegunTwice(t *testing.T) {
+	r := &running{exec: &Exec{Verb: "exec", Machine: "web"}, started: make(chan struct{})}
+	began := &agentv1.ExecResponse{Message: &agentv1.ExecResponse_Started{Started: &agentv1.ExecStarted{}}}
+	var result Result
+	if done, err := r.take(began, &result); done || err != nil {
+		t.Fatal(done, err)
+	}
+	if _, err := r.take(began, &result); err == nil {
+		t.Error("no word of it")
+	}
+}
