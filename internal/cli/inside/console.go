@@ -24,9 +24,12 @@ that a machine which exec does not reach can be looked into.
 
 There is one place at a console: a second person is refused (MACHINE_BUSY), and reads
 it with "holdpoint logs --follow". What is typed waits while a checkpoint holds the
-machine. Ctrl-P Ctrl-Q, SIGINT, SIGTERM and SIGHUP leave; a shell that was begun there
-is there still for the next one. When the machine reboots the console stays, when it
-stops console ends with exit code 0.`,
+machine; what the console says faster than it is read here is left out, which is told,
+and is in the log.
+
+Ctrl-P Ctrl-Q, SIGINT, SIGTERM and SIGHUP leave; a shell that was begun there is there
+still for the next one. When the machine reboots the console stays, when it stops
+console ends with exit code 0.`,
 		MinArgs: 1, MaxArgs: 1, Complete: app.First(a.MachineNames),
 		Kinds: []errdefs.Kind{
 			errdefs.NotFound, errdefs.Conflict, errdefs.MachineBusy, errdefs.WrongState, errdefs.Unsupported, errdefs.OutcomeUnknown,

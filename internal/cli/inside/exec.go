@@ -41,8 +41,9 @@ func NewExec(a *app.App) *cobra.Command {
 		Use: "exec MACHINE [flags] -- COMMAND [ARG...]", Short: "Run a command in a machine",
 		Long: `Run a command in a machine, with its output here and its exit code. Signals are
 passed on to it; at the third interrupt or termination in a row it is hung up and
-waited for no longer. One that the guest has not begun in 60 s is DEADLINE. Flags
-come before --, the command after it.
+waited for no longer. One that the guest has not begun in 60 s is DEADLINE. At 256
+commands of a machine at once, those attached to included, one more is MACHINE_BUSY.
+Flags come before --, the command after it.
 
 With --detach the command goes on by itself and its id is printed, for
 "holdpoint attach". Its input is empty then, unless --interactive or --tty keeps it

@@ -71,7 +71,8 @@ to that: it gets no more CPU time, and is killed when it needs more memory, whic
 therefore has to be 128 MiB more than the machine's at the least, and where the CPU is
 emulated some 1.2 GiB more, for the code that is made. That needs cgroup v2
 and a group of holdpoint's own, as the systemd units give it; "doctor" says whether it
-is there, and without it such a machine is refused.
+is there, and without it such a machine is refused. While it runs systemd cannot start
+that unit once more, whose group has groups in it: stop or suspend the machine first.
 
 With --rm the machine goes, with its disk and its checkpoints, when it stops, for
 whatever reason.

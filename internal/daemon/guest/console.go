@@ -6,6 +6,7 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -81,6 +82,10 @@ type console struct {
 	stream *consoleStream
 	door   *hold.Admission
 	path   string
+	// typed is what is to be said at the console, and unsaid what of that the last
+	// connection has not taken.
+	typed  chan []byte
+	unsaid []byte
 }
 
 // carry carries both ways until the run has ended, which is no error, or ctx.
@@ -89,15 +94,15 @@ func (c *console) carry(ctx context.Context, run *fleet.Run) error {
 	if err != nil {
 		return err
 	}
-	typed := make(chan []byte)
-	go c.receive(ctx, typed) // it ends with the client's stream, which ends when this call does
+	c.typed = make(chan []byte)
+	go c.receive(ctx) // it ends with the client's stream, which ends when this call does
 	started := &agentv1.ExecResponse{Message: &agentv1.ExecResponse_Started{Started: &agentv1.ExecStarted{}}}
 	if err := c.stream.Send(&holdpointv1.GuestExecResponse{Message: started}); err != nil {
 		_ = conn.Close() // nobody is there
 		return err
 	}
 	for conn != nil {
-		if err := c.show(ctx, conn, typed); err != nil {
+		if err := c.show(ctx, conn); err != nil {
 			return err
 		}
 		if conn, err = c.dial(ctx, run); err != nil {
@@ -130,14 +135,14 @@ func (c *console) dial(ctx context.Context, run *fleet.Run) (net.Conn, error) {
 }
 
 // receive gives what the client types, past the gate.
-func (c *console) receive(ctx context.Context, typed chan<- []byte) {
+func (c *console) receive(ctx context.Context) {
 	for {
 		message, err := c.stream.Receive()
 		if err != nil || c.door.Pass(ctx) != nil {
 			return
 		}
 		select {
-		case typed <- message.GetMessage().GetStdin():
+		case c.typed <- message.GetMessage().GetStdin():
 		case <-ctx.Done():
 			return
 		}
@@ -145,38 +150,58 @@ func (c *console) receive(ctx context.Context, typed chan<- []byte) {
 }
 
 // show carries both ways until the connection ends, which is no error.
-func (c *console) show(ctx context.Context, conn net.Conn, typed <-chan []byte) error {
-	ended := make(chan struct{})
-	defer close(ended)
-	defer conn.Close()
+func (c *console) show(ctx context.Context, conn net.Conn) error {
+	ended, out := make(chan struct{}), newUnsent()
+	var others sync.WaitGroup
+	others.Go(func() { c.say(conn, ended) })
+	var sent error
+	others.Go(func() { sent = c.send(conn, out) })
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	go func() {
-		for {
-			select {
-			case data := <-typed:
-				if _, err := conn.Write(data); err != nil {
-					return // the reader learns why
-				}
-			case <-ended:
-				return
-			}
-		}
-	}()
 	buffer := make([]byte, consoleChunk)
 	for {
 		n, err := conn.Read(buffer)
-		if n > 0 {
-			out := &agentv1.ExecResponse{Message: &agentv1.ExecResponse_Stdout{Stdout: buffer[:n]}}
-			if err := c.stream.Send(&holdpointv1.GuestExecResponse{Message: out}); err != nil {
-				return err
+		out.add(buffer[:n])
+		if err != nil {
+			break
+		}
+	}
+	close(ended)
+	_ = conn.Close() // ends a write, too
+	out.end()
+	others.Wait()
+	if sent != nil {
+		return sent
+	}
+	return context.Cause(ctx)
+}
+
+// send sends what the console says to the client until its end; a client that is
+// gone ends the connection.
+func (c *console) send(conn net.Conn, out *unsent) error {
+	for piece := out.take(consoleChunk); len(piece) > 0; piece = out.take(consoleChunk) {
+		message := &agentv1.ExecResponse{Message: &agentv1.ExecResponse_Stdout{Stdout: piece}}
+		if err := c.stream.Send(&holdpointv1.GuestExecResponse{Message: message}); err != nil {
+			_ = conn.Close()
+			return err
+		}
+	}
+	return nil
+}
+
+// say types at the connection until that has ended.
+func (c *console) say(conn net.Conn, ended <-chan struct{}) {
+	for {
+		if len(c.unsaid) > 0 {
+			n, err := conn.Write(c.unsaid)
+			if c.unsaid = c.unsaid[n:]; err != nil {
+				return // the reader learns why
 			}
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			return nil
+		select {
+		case c.unsaid = <-c.typed:
+		case <-ended:
+			return
 		}
 	}
 }

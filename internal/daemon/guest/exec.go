@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
+	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/hold"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/shellwords"
@@ -62,6 +63,11 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	if err != nil {
 		return wire.Encode(err)
 	}
+	leave, err := s.take(m, what)
+	if err != nil {
+		return wire.Encode(err)
+	}
+	defer leave()
 	door, run, err := s.enterMachine(ctx, m, hold.Request{
 		Generation: first.GetGeneration(), Door: hold.Exec, What: what,
 		Waiting: func(why string) { _ = stream.Send(&holdpointv1.GuestExecResponse{Waiting: why}) }, // a gone client is seen below
@@ -86,6 +92,28 @@ func (s *Service) Exec(ctx context.Context, stream *connect.BidiStream[holdpoint
 	go execInput(ctx, stream, guest, door)
 	err = execOutput(stream, guest, &at, begun)
 	return s.outcome(ctx, at, err)
+}
+
+// mostCommands is how many commands of a machine clients may be at, those that wait
+// for it included: each takes a stream of the one connection to its guest, which
+// has 1000 and needs some for itself.
+const mostCommands = 256
+
+// take takes the place of one client at a command, until leave is called.
+func (s *Service) take(m catalog.Machine, what string) (leave func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.commands[m.ID] >= mostCommands {
+		return nil, errdefs.New(errdefs.MachineBusy, "%s: machine %s is at %d commands, the most at once; try again when one has ended, or start long ones with --detach", what, m.Name, mostCommands)
+	}
+	s.commands[m.ID]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.commands[m.ID]--; s.commands[m.ID] == 0 {
+			delete(s.commands, m.ID)
+		}
+	}, nil
 }
 
 // execName names a command for people.

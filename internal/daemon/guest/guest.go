@@ -33,12 +33,16 @@ type Service struct {
 	cfg Config
 
 	mu sync.Mutex
-	// consoles are the machines at whose console somebody is.
+	// consoles are the machines at whose console somebody is, commands how many
+	// clients are at commands of a machine.
 	consoles map[string]bool
+	commands map[string]int
 }
 
 // New returns a Service.
-func New(cfg Config) *Service { return &Service{cfg: cfg, consoles: map[string]bool{}} }
+func New(cfg Config) *Service {
+	return &Service{cfg: cfg, consoles: map[string]bool{}, commands: map[string]int{}}
+}
 
 // enter resolves a machine, passes its gate and gives its run. The caller
 // calls Done on the admission.
