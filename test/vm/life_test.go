@@ -39,9 +39,12 @@ func TestLife(t *testing.T) {
 func manyCommands(t *testing.T, a alive) {
 	const n = 50
 	var wg sync.WaitGroup
-	// None ends before all have begun, and none uses the CPU to wait for that.
-	a.Must(t, "exec", "web", "--detach", "--", "flock", "-x", "/run/gate", "sh", "-c", "mkdir /run/many; while ! test -e /run/go; do sleep 0.2; done")
-	const script = `until : >/run/many/%[1]d; do sleep 0.2; done; flock -s /run/gate true; echo out %[1]d; echo err %[1]d >&2; exit %[1]d`
+	// None ends before all have begun, and none uses the CPU to wait for that: each
+	// takes a line out of the gate.
+	a.Must(t, "exec", "web", "--", "sh", "-c", "mkdir /run/many; mkfifo /run/gate")
+	a.Must(t, "exec", "web", "--detach", "--", "sh", "-c", fmt.Sprintf(`exec 3<>/run/gate
+		while test $(ls /run/many | wc -l) -lt %[1]d; do sleep 1; done; yes | head -n %[1]d >&3; sleep infinity`, n))
+	const script = `: >/run/many/%[1]d; read go </run/gate; echo out %[1]d; echo err %[1]d >&2; exit %[1]d`
 	for i := range n {
 		wg.Go(func() {
 			r, err := a.Run("exec", "web", "--", "sh", "-c", fmt.Sprintf(script, i))
@@ -50,7 +53,6 @@ func manyCommands(t *testing.T, a alive) {
 			}
 		})
 	}
-	a.Must(t, "exec", "web", "--", "sh", "-c", fmt.Sprintf("while test $(ls /run/many | wc -l) -lt %d; do sleep 1; done; touch /run/go", n))
 	wg.Wait()
 }
 
@@ -118,21 +120,24 @@ func sit(t *testing.T, a alive, machine string) *seat {
 	return s
 }
 
-// sees waits until the terminal has shown text since it was asked last.
+// sees waits until the terminal shows text.
 func (s *seat) sees(text string) {
 	s.t.Helper()
-	await(s.t, func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		shown := s.text.String()
-		_, rest, found := strings.Cut(shown, text)
-		if !found {
-			return fmt.Errorf("the console shows no %q: %q", text, shown)
-		}
-		s.text.Reset()
-		s.text.WriteString(rest)
-		return nil
-	})
+	await(s.t, func() error { return s.shows(text) })
+}
+
+// shows is nil if the terminal has shown text since that was so last.
+func (s *seat) shows(text string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	shown := s.text.String()
+	_, rest, found := strings.Cut(shown, text)
+	if !found {
+		return fmt.Errorf("the console shows no %q: %q", text, shown)
+	}
+	s.text.Reset()
+	s.text.WriteString(rest)
+	return nil
 }
 
 func (s *seat) types(text string) {
@@ -140,6 +145,15 @@ func (s *seat) types(text string) {
 	if _, err := io.WriteString(s.tty, text); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// begins presses Enter until somebody is there who gives a shell.
+func (s *seat) begins() {
+	s.t.Helper()
+	await(s.t, func() error {
+		s.types("\r")
+		return s.shows("a root shell on the ")
+	})
 }
 
 // left waits for the end of the verb, with the exit code.
@@ -153,11 +167,42 @@ func (s *seat) left(code int) {
 	_ = s.tty.Close()
 }
 
-// atConsole has a shell there, which outlives who began it and a checkpoint.
+// typesOver types while a checkpoint is made: what comes while that holds the
+// machine waits, and nothing is lost.
+func typesOver(t *testing.T, a alive, s *seat) {
+	t.Helper()
+	made := make(chan error, 1)
+	go func() {
+		r, err := a.Run("checkpoint", "create", "web", "--name", "here")
+		if err == nil && r.Code != 0 {
+			err = errors.New(r.Stderr)
+		}
+		made <- err
+	}()
+	s.types("echo ")
+	typed := ""
+	for i, over := 0, false; !over; i++ {
+		key := fmt.Sprintf("%d.", i)
+		s.types(key)
+		typed += key
+		select {
+		case err := <-made:
+			if over = true; err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(20 * time.Millisecond): // a quick hand
+		}
+	}
+	s.types("end | tr . _\r")
+	s.sees(strings.ReplaceAll(typed, ".", "_") + "end")
+}
+
+// atConsole has a shell there, which outlives who began it and a checkpoint, and sits
+// through a reboot.
 func atConsole(t *testing.T, a alive) {
 	s := sit(t, a, "web")
-	s.types("\r")
-	s.sees("a root shell on the console of web")
+	s.types("\x04") // as by one who thinks that a shell is there
+	s.begins()
 	s.sees("# ")
 	s.types("echo $((20+3)) at $(tty); kept=here\r")
 	s.sees("23 at /dev/ttyS0")
@@ -171,7 +216,7 @@ func atConsole(t *testing.T, a alive) {
 		t.Errorf("a second one: %v, %q", err, text)
 	}
 	_ = tty.Close()
-	a.Must(t, "checkpoint", "create", "web", "--name", "here")
+	typesOver(t, a, s)
 	s.types("\x10\x11")
 	s.sees("left the console of web")
 	s.left(0)
@@ -179,6 +224,11 @@ func atConsole(t *testing.T, a alive) {
 	s = sit(t, a, "web")
 	s.types("echo $kept still\r")
 	s.sees("here still")
+	s.types("sync; echo b >/proc/sysrq-trigger\r")
+	s.sees("Linux version")
+	s.begins()
+	s.types("echo \"<$kept>\" and $((20+4))\r")
+	s.sees("<> and 24")
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
