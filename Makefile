@@ -18,7 +18,7 @@ FUZZTIME ?= 30s
 # What tests with real guests start from; `make image` fills it.
 export HOLDPOINT_TEST_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdpoint-test
 
-.PHONY: help setup build build-all image test test-fast test-versions lint generate bench demo fuzz install clean
+.PHONY: help setup build build-all image test test-fast test-systemd test-versions lint generate bench demo fuzz install clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -38,6 +38,9 @@ test: setup build image ## Set up, build and run every test: unit, script, real 
 
 test-fast: build ## Run the tests that need no real guest
 	$(GO) test -short ./...
+
+test-systemd: setup build image ## Run the test of machines whose init is systemd (builds their image once; about 5 minutes)
+	@scripts/test-systemd
 
 test-versions: setup build image ## Run the tests that want another QEMU and another kernel (downloads both once; about 20 minutes)
 	@scripts/test-versions

@@ -3,12 +3,14 @@
 // and then serves the agent service (internal/agent) over the agent link until
 // it powers the machine off. It lives in memory, never on the root disk: a
 // frozen disk must not freeze it. It is no service manager; the one thing it
-// starts by itself is the machine's on-boot command.
+// starts by itself is the machine's on-boot command. In a guest that is to have
+// the init of its own disk it serves beside that one (internal/agent/system).
 package main
 
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -18,14 +20,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/agent"
+	"github.com/holdpoint/holdpoint/internal/agent/system"
 	"github.com/holdpoint/holdpoint/internal/link"
 )
 
 func main() {
-	if os.Getpid() != 1 {
+	part := run
+	switch {
+	case os.Getpid() == 1 && os.Args[0] == system.LeaveName:
+		part = leave
+	case os.Getpid() == 1:
+	case os.Args[0] == system.BesideName:
+		part = beside
+	default:
 		fmt.Fprintln(os.Stderr, "holdpoint-agent: it is the first process of a holdpoint machine and runs as nothing else")
 		os.Exit(2)
 	}
+	ignoreSignals()
 	defer func() {
 		// A panic elsewhere ends process 1, and the kernel reports that.
 		if r := recover(); r != nil {
@@ -33,20 +44,19 @@ func main() {
 			powerOff()
 		}
 	}()
-	if err := run(); err != nil {
+	if err := part(); err != nil {
 		fmt.Fprintf(os.Stderr, "holdpoint-agent: %v\n", err)
 	}
 	powerOff()
 }
 
 func run() error {
-	ignoreSignals()
 	b := &boot{begun: time.Now()}
 	params, err := b.prepare()
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{ReplaceAttr: dropTime}))
+	log := newLog(os.Stderr)
 	b.log = log
 	port, err := b.devices(params.Root)
 	if err != nil {
@@ -55,19 +65,32 @@ func run() error {
 	if err := b.root(params.Root); err != nil {
 		return err
 	}
+	cfg := agent.Config{Build: build(), Init: true, PowerOff: powerOff, Console: os.Stderr, Log: log}
+	if params.System {
+		if cfg.Refusal = system.Find(); cfg.Refusal == nil {
+			log.Info("holdpoint-agent hands over to the disk's init", "booted_in", time.Since(b.begun).Round(time.Millisecond), "phases", b.phases())
+			return system.Begin()
+		}
+	}
 	b.finish()
+	log.Info("holdpoint-agent is ready", "booted_in", time.Since(b.begun).Round(time.Millisecond), "phases", b.phases())
+	return serve(cfg, port, params.Magic)
+}
+
+func serve(cfg agent.Config, port string, magic link.Magic) error {
 	p, err := link.OpenPort(port)
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(agent.Config{
-		Build: build(), Init: true, PowerOff: powerOff, Console: os.Stderr, Log: log,
-	})
+	a, err := agent.New(cfg)
 	if err != nil {
 		return err
 	}
-	log.Info("holdpoint-agent is ready", "booted_in", time.Since(b.begun).Round(time.Millisecond), "phases", b.phases())
-	return a.Serve(context.Background(), link.NewGuest(p, params.Magic))
+	return a.Serve(context.Background(), link.NewGuest(p, magic))
+}
+
+func newLog(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: dropTime}))
 }
 
 // build is the version control revision the binary was built from.

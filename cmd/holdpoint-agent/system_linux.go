@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 	"unsafe"
@@ -53,11 +54,16 @@ func (b *boot) finish() {
 	if err := loopbackUp(); err != nil {
 		b.log.Warn("finish boot", "error", err)
 	}
-	// As systemd has it: programs may ask for many files, few get them unasked.
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 8192, Max: 524288}); err != nil {
-		b.log.Warn("finish boot", "error", err)
-	}
+	raiseLimits(b.log)
 	b.mark("system")
+}
+
+// raiseLimits sets what commands inherit, as systemd has it: programs may ask for
+// many files, few get them unasked.
+func raiseLimits(log *slog.Logger) {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 8192, Max: 524288}); err != nil {
+		log.Warn("finish boot", "error", err)
+	}
 }
 
 func loopbackUp() error {

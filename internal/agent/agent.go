@@ -32,6 +32,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/agent/console"
 	"github.com/holdpoint/holdpoint/internal/agent/conversation"
 	"github.com/holdpoint/holdpoint/internal/agent/identity"
+	"github.com/holdpoint/holdpoint/internal/agent/oom"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/wire"
@@ -48,11 +49,19 @@ type Config struct {
 	// absolute paths are looked up below it, relative ones and commands
 	// without a folder start in it.
 	World string
-	// Init says that this process is process 1 of a guest: it reaps orphans,
+	// Init says that this process is process 1 of a guest, or has been: it reaps orphans,
 	// sets host name, clock and mounts, and owns all processes and file
 	// systems. Without it only what is below World and the agent's own
 	// commands are touched.
 	Init bool
+	// System is process 1 beside this one, in a guest that belongs to the init of
+	// its own disk; nil without. With it, orphans are that one's.
+	System System
+	// Refusal is why the guest cannot be what it was booted for; Configure answers
+	// it. nil for none.
+	Refusal error
+	// Shield is this process's, so that commands start without it; nil for none.
+	Shield *oom.Shield
 	// Path is the default PATH of commands; empty for the usual one.
 	Path string
 	// Continued makes the agent begin as one that was told this by Configure
@@ -65,6 +74,18 @@ type Config struct {
 	Console io.Writer
 	// Log gets what the agent has to say; nil discards it.
 	Log *slog.Logger
+}
+
+// System is the init of the guest's own disk, see package system.
+type System interface {
+	// Start makes it process 1; it runs the program once it is up, nil for none.
+	Start(onBoot *command.Spec) error
+	// AwaitReady waits until it takes orders.
+	AwaitReady(ctx context.Context) error
+	// Stop has it end everything but this process, which then powers off, or lets
+	// it do so by Release.
+	Stop(ctx context.Context) error
+	Release()
 }
 
 // Agent is the service. Its life: New; Configure is called over the link and
@@ -112,9 +133,9 @@ func New(cfg Config) (*Agent, error) {
 		bootID = strings.TrimSpace(string(b))
 	}
 	codec.Prepare()
-	family := command.NewFamily(cfg.Init)
+	family := command.NewFamily(cfg.Init && cfg.System == nil, cfg.Shield)
 	commands := command.NewSet(command.Config{Family: family, World: cfg.World, Path: cfg.Path})
-	if cfg.Init {
+	if cfg.Init && cfg.System == nil {
 		go console.Attend(console.Config{Commands: commands, Log: cfg.Log}) // as long as the guest runs
 	}
 	return &Agent{

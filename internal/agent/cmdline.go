@@ -14,6 +14,8 @@ type Params struct {
 	// Root is the block device of the root file system, from
 	// holdpoint.root=/dev/…; /dev/vda if it is not there.
 	Root string
+	// System is holdpoint.init=system: process 1 is to be the init of the root.
+	System bool
 }
 
 // ParseCmdline reads a kernel command line. Words that are not ours are
@@ -35,6 +37,11 @@ func ParseCmdline(s string) (Params, error) {
 				return Params{}, errdefs.New(errdefs.Invalid, "kernel command line: %s: use a device below /dev", word)
 			}
 			p.Root = value
+		case "holdpoint.init":
+			if value != "agent" && value != "system" {
+				return Params{}, errdefs.New(errdefs.Invalid, "kernel command line: %s: use agent or system", word)
+			}
+			p.System = value == "system"
 		}
 	}
 	if !found {

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"path"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent/command"
+	"github.com/holdpoint/holdpoint/internal/agent/filesystems"
 	"github.com/holdpoint/holdpoint/internal/agent/identity"
 	"github.com/holdpoint/holdpoint/internal/agent/interfaces"
 	"github.com/holdpoint/holdpoint/internal/agent/onboot"
@@ -21,24 +23,46 @@ import (
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
+// systemPatience is how long Configure waits for the init of the disk to take
+// orders, within what the host waits for the answer.
+const systemPatience = 40 * time.Second
+
 // Configure tells a freshly booted guest who it is.
-func (a *Agent) Configure(_ context.Context, req *connect.Request[agentv1.ConfigureRequest]) (*connect.Response[agentv1.ConfigureResponse], error) {
-	if err := checkConfigure(req.Msg); err != nil {
+func (a *Agent) Configure(ctx context.Context, req *connect.Request[agentv1.ConfigureRequest]) (*connect.Response[agentv1.ConfigureResponse], error) {
+	err := checkConfigure(req.Msg)
+	if err == nil {
+		err = a.configureOnce(req.Msg)
+	}
+	if err != nil {
 		return nil, wire.Encode(err)
 	}
+	if a.cfg.System != nil {
+		waiting, cancel := context.WithTimeout(ctx, systemPatience)
+		defer cancel()
+		if err := a.cfg.System.AwaitReady(waiting); err != nil {
+			a.cfg.Log.Warn("the system does not take orders yet", "error", err)
+		}
+	}
+	return connect.NewResponse(&agentv1.ConfigureResponse{}), nil
+}
+
+func (a *Agent) configureOnce(m *agentv1.ConfigureRequest) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.configured != nil {
-		if !sameIdentity(a.configured, req.Msg) {
-			return nil, wire.Encode(errdefs.New(errdefs.WrongState, "configure: the machine was told otherwise since it booted; restart it"))
+		if !sameIdentity(a.configured, m) {
+			return errdefs.New(errdefs.WrongState, "configure: the machine was told otherwise since it booted; restart it")
 		}
-		return connect.NewResponse(&agentv1.ConfigureResponse{}), nil
+		return nil
 	}
-	if err := a.configure(req.Msg); err != nil {
-		return nil, wire.Encode(err)
+	if a.cfg.Refusal != nil {
+		return a.cfg.Refusal
 	}
-	a.configured = req.Msg
-	return connect.NewResponse(&agentv1.ConfigureResponse{}), nil
+	if err := a.configure(m); err != nil {
+		return err
+	}
+	a.configured = m
+	return nil
 }
 
 func checkConfigure(m *agentv1.ConfigureRequest) error {
@@ -84,7 +108,7 @@ func (a *Agent) configure(m *agentv1.ConfigureRequest) error {
 	}
 	if a.cfg.Init {
 		for _, p := range m.GetTmpfs() {
-			if err := mountTmpfs(p); err != nil {
+			if err := filesystems.MountTmpfs(p); err != nil {
 				return err
 			}
 		}
@@ -93,14 +117,25 @@ func (a *Agent) configure(m *agentv1.ConfigureRequest) error {
 		return err
 	}
 	a.bringUp(m.GetNetwork())
-	program := command.Spec{Argv: []string{"/bin/sh", "-c", m.GetOnBoot()}}
-	switch c := m.GetOnBootCommand(); {
-	case c != nil:
-		program = command.Spec{Argv: c.GetArgv(), Env: c.GetEnv(), Dir: c.GetCwd(), User: c.GetUser()}
-	case m.GetOnBoot() == "":
+	program := onBootProgram(m)
+	switch {
+	case a.cfg.System != nil:
+		return a.cfg.System.Start(program)
+	case program == nil:
 		return nil
 	}
 	return onboot.Start(onboot.Config{
 		Commands: a.commands, World: a.cfg.World, Console: a.cfg.Console, Log: a.cfg.Log, Group: &a.onBoot,
-	}, program)
+	}, *program)
+}
+
+// onBootProgram is what runs at boot; nil for nothing.
+func onBootProgram(m *agentv1.ConfigureRequest) *command.Spec {
+	switch c := m.GetOnBootCommand(); {
+	case c != nil:
+		return &command.Spec{Argv: c.GetArgv(), Env: c.GetEnv(), Dir: c.GetCwd(), User: c.GetUser()}
+	case m.GetOnBoot() != "":
+		return &command.Spec{Argv: []string{"/bin/sh", "-c", m.GetOnBoot()}}
+	}
+	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent/identity"
+	"github.com/holdpoint/holdpoint/internal/agent/system"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -94,6 +95,11 @@ func (a *Agent) goOn(m *agentv1.ContinueRequest) (closedSockets int, err error) 
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.cfg.System != nil && news.GetMachineId() != "" {
+		if err := system.KeepJournal(a.cfg.World, a.configured.GetMachineId(), news.GetMachineId()); err != nil {
+			a.cfg.Log.Warn("the journal is found under the old machine id only", "error", err)
+		}
+	}
 	now := proto.CloneOf(a.configured)
 	if news.GetHostname() != "" {
 		now.Hostname = news.GetHostname()

@@ -5,17 +5,13 @@ package agent
 import (
 	"context"
 	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
+	"github.com/holdpoint/holdpoint/internal/agent/filesystems"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -27,6 +23,9 @@ const (
 	// answerGrace is how long the host may take to say that it has the answer
 	// to Shutdown.
 	answerGrace = 2 * time.Second
+	// systemGrace is how long the guest's own init may take to end everything:
+	// twice what systemd gives a service.
+	systemGrace = 3 * time.Minute
 )
 
 // Shutdown stops all processes, makes the file systems clean, and has the
@@ -62,6 +61,9 @@ func (a *Agent) stop(grace time.Duration) error {
 		}
 	}
 	a.signalAll(syscall.SIGCONT)
+	if a.cfg.System != nil {
+		return a.stopSystem()
+	}
 	if a.awaitEnd(grace) != nil {
 		a.signalAll(syscall.SIGKILL)
 		if err := a.awaitEnd(killGrace); err != nil {
@@ -71,7 +73,22 @@ func (a *Agent) stop(grace time.Duration) error {
 	if !a.cfg.Init {
 		return nil
 	}
-	return cleanFileSystems()
+	return filesystems.Clean()
+}
+
+// stopSystem has the guest's own init end the rest, each service with the time
+// that it is given there. An error after that cannot stop the end any more.
+func (a *Agent) stopSystem() error {
+	ctx, cancel := context.WithTimeout(context.Background(), systemGrace)
+	defer cancel()
+	err := a.cfg.System.Stop(ctx)
+	if err == nil {
+		err = filesystems.Clean()
+	}
+	if err != nil {
+		a.cfg.System.Release()
+	}
+	return err
 }
 
 func (a *Agent) awaitEnd(limit time.Duration) error {
@@ -81,106 +98,13 @@ func (a *Agent) awaitEnd(limit time.Duration) error {
 }
 
 // signalAll signals every process of the guest but this one; in an ordinary
-// process, only its own commands.
+// process, or beside another init, only its own commands.
 func (a *Agent) signalAll(n syscall.Signal) {
-	if a.cfg.Init {
+	if a.cfg.Init && a.cfg.System == nil {
 		_ = syscall.Kill(-1, n) // ESRCH: there is none
 		return
 	}
 	for _, pid := range a.family.PIDs() {
 		_ = syscall.Kill(-pid, n) // ESRCH: it has ended
-	}
-}
-
-// cleanFileSystems unmounts what can be and makes the rest read-only, the last
-// mounted first. Only file systems on devices matter, the others are memory.
-func cleanFileSystems() error {
-	swapOff()
-	unix.Sync()
-	mounts, err := readMounts()
-	if err != nil {
-		return err
-	}
-	var readOnly []string
-	for _, m := range slices.Backward(mounts) {
-		if m.point == "/" || !m.disk {
-			continue
-		}
-		if unix.Unmount(m.point, 0) == nil {
-			continue
-		}
-		if err := remount(m.point, true); err != nil {
-			undoReadOnly(readOnly)
-			return errdefs.New(errdefs.Storage, "make %s read-only: %w", m.point, err)
-		}
-		readOnly = append(readOnly, m.point)
-	}
-	if err := remount("/", true); err != nil {
-		undoReadOnly(readOnly)
-		return errdefs.New(errdefs.Storage, "make / read-only: %w", err)
-	}
-	unix.Sync()
-	return nil
-}
-
-func undoReadOnly(points []string) {
-	for _, p := range points {
-		_ = remount(p, false) // as well as can be: it is an error already
-	}
-}
-
-func remount(point string, readOnly bool) error {
-	flags := uintptr(unix.MS_REMOUNT)
-	if readOnly {
-		flags |= unix.MS_RDONLY
-	}
-	return unix.Mount("", point, "", flags, "")
-}
-
-type mount struct {
-	point string
-	// disk is whether what is written to it ends in a block device.
-	disk bool
-}
-
-// readMounts reads /proc/self/mountinfo, see proc(5), in the order of mounting.
-func readMounts() ([]mount, error) {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("list mounts: %w", err)
-	}
-	var out []mount
-	for line := range strings.Lines(string(b)) {
-		before, after, ok := strings.Cut(line, " - ")
-		f, g := strings.Fields(before), strings.Fields(after)
-		if !ok || len(f) < 6 || len(g) < 2 {
-			continue
-		}
-		out = append(out, mount{
-			point: unescape(f[4]),
-			// A stacked file system, overlay or FUSE, holds files open below.
-			disk: strings.HasPrefix(g[1], "/dev/") || g[0] == "overlay" || strings.HasPrefix(g[0], "fuse"),
-		})
-	}
-	return out, nil
-}
-
-// unescape takes back the octal escapes of blanks in mountinfo.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
-}
-
-// swapOff lets go of swap files, which lie on the file systems.
-func swapOff() {
-	b, err := os.ReadFile("/proc/swaps")
-	if err != nil {
-		return // a kernel without swap
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 0 && strings.HasPrefix(f[0], "/") {
-			if p, err := unix.BytePtrFromString(unescape(f[0])); err == nil {
-				_, _, _ = unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(p)), 0, 0) // if it stays, the remount says so
-			}
-		}
 	}
 }

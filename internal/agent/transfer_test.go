@@ -326,7 +326,10 @@ func TestParseCmdline(t *testing.T) {
 	if p, err = agent.ParseCmdline("holdpoint.root=/dev/vdb holdpoint.magic=" + hexMagic); err != nil || p.Root != "/dev/vdb" {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, bad := range []string{"", "holdpoint.magic=", "holdpoint.magic=12", "holdpoint.root=vda holdpoint.magic=" + hexMagic} {
+	if p, err = agent.ParseCmdline("holdpoint.init=system holdpoint.magic=" + hexMagic); err != nil || !p.System {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, bad := range []string{"", "holdpoint.init=other holdpoint.magic=" + hexMagic, "holdpoint.magic=", "holdpoint.magic=12", "holdpoint.root=vda holdpoint.magic=" + hexMagic} {
 		if _, err := agent.ParseCmdline(bad); !errdefs.Is(err, errdefs.Invalid) {
 			t.Errorf("%q: %v", bad, err)
 		}

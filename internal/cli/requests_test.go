@@ -360,7 +360,7 @@ func TestCompletion(t *testing.T) {
 		"restore web before --routes":   "keep\nrestore",
 		"checkpoint create x --mode":    "frozen\nstopped",
 		"operation ls --machine":        "web",
-		"image build":                   "debian",
+		"image build":                   "debian\ndebian-systemd",
 		"fork":                          "c3000000000000aa\nc2000000000000aa\nbefore-agent",
 		"fork before-agent":             "",
 		"fork --machine":                "web",

@@ -36,7 +36,7 @@ type BuildConfig struct {
 	// may enter none of the above: every folder on its path lets others pass
 	// through. Empty for /var/tmp.
 	TempDir string
-	// Recipe is "debian" or empty for it.
+	// Recipe is "debian" or empty for it, or "debian-systemd".
 	Recipe string
 	// Packages are installed besides the recipe's.
 	Packages []string
@@ -74,8 +74,8 @@ func (cfg BuildConfig) store() recipe.Store {
 
 func (cfg BuildConfig) check() error {
 	switch {
-	case cfg.Recipe != recipe.Name:
-		return errdefs.New(errdefs.Invalid, "recipe %q: the only one is %s", cfg.Recipe, recipe.Name)
+	case cfg.Recipe != recipe.Name && cfg.Recipe != recipe.Systemd:
+		return errdefs.New(errdefs.Invalid, "recipe %q: there are %s and %s", cfg.Recipe, recipe.Name, recipe.Systemd)
 	case cfg.DiskBytes < MinDisk || cfg.DiskBytes > machine.MaxDisk || cfg.DiskBytes%(1<<20) != 0:
 		return errdefs.New(errdefs.Invalid, "disk size %d: give whole MiB from %d GiB to %d GiB", cfg.DiskBytes, MinDisk>>30, int64(machine.MaxDisk)>>30)
 	case len(cfg.Script) > maxScript:
@@ -105,13 +105,13 @@ func Build(ctx context.Context, cfg BuildConfig, progress func(Progress)) (Image
 	if err := recipe.Missing(recipe.Requirements(ctx)); err != nil {
 		return Image{}, fmt.Errorf("build image: %w", err)
 	}
-	debian, err := recipe.NewDebian(ctx, recipe.Additions{Packages: cfg.Packages, User: cfg.User, Files: cfg.Files, Script: cfg.Script})
+	debian, init, err := cfg.recipe(ctx)
 	if err != nil {
 		return Image{}, fmt.Errorf("build image: %w", err)
 	}
 	b := build{cfg: cfg, recipe: debian, store: cfg.store(), progress: progress}
 	b.manifest = Manifest{
-		Recipe: cfg.Recipe, Packages: debian.Packages(), ScriptSHA256: debian.ScriptSHA256(), DiskBytes: cfg.DiskBytes,
+		Recipe: cfg.Recipe, Init: init, Packages: debian.Packages(), ScriptSHA256: debian.ScriptSHA256(), DiskBytes: cfg.DiskBytes,
 	}
 	// A build takes much memory, a daemon between builds little.
 	defer debug.FreeOSMemory()
@@ -120,6 +120,17 @@ func Build(ctx context.Context, cfg BuildConfig, progress func(Progress)) (Image
 		return Image{}, fmt.Errorf("build image: %w", err)
 	}
 	return img, nil
+}
+
+// recipe is the recipe, and who process 1 is in what it makes.
+func (cfg BuildConfig) recipe(ctx context.Context) (r *recipe.Debian, init string, err error) {
+	more := recipe.Additions{Packages: cfg.Packages, User: cfg.User, Files: cfg.Files, Script: cfg.Script}
+	if cfg.Recipe == recipe.Systemd {
+		r, err = recipe.NewSystemd(ctx, cfg.store(), more)
+		return r, machine.InitSystem, err
+	}
+	r, err = recipe.NewDebian(ctx, more)
+	return r, "", err
 }
 
 // build is one build under way.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/image/recipe"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 )
 
@@ -37,8 +38,11 @@ type Manifest struct {
 	BuildID string `json:"build_id"`
 	// Architecture is as uname -m calls it.
 	Architecture string `json:"architecture"`
-	// Recipe is how it was built: "debian".
+	// Recipe is how it was built: "debian", "debian-systemd", "import".
 	Recipe string `json:"recipe"`
+	// Init is who process 1 is in machines that do not say: "system" for the disk's
+	// own init, empty for the guest agent.
+	Init string `json:"init,omitempty"`
 	// Packages are those asked for, sorted; what they depend on is not listed.
 	Packages []string `json:"packages"`
 	// ScriptSHA256 is the digest of the user's script; empty without one.
@@ -150,6 +154,8 @@ func (m Manifest) check() error {
 		return fmt.Errorf("it names more than %d packages", recipe.MaxPackages)
 	case m.Version == plainVersion && !m.Defaults.IsZero():
 		return errors.New("its version has no defaults")
+	case m.Init != "" && m.Init != machine.InitSystem:
+		return fmt.Errorf("it names an unknown init, %q", m.Init)
 	case m.ScriptSHA256 != "" && !digestPattern.MatchString(m.ScriptSHA256):
 		return errors.New("the script's digest is none")
 	}

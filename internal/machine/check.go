@@ -38,6 +38,8 @@ func (s *Spec) Complete() error {
 		return errdefs.New(errdefs.Unsupported, "suspend-after: a machine with a raw disk cannot be suspended (%s); leave it out, or take a qcow2 disk", s.LiveBlocker())
 	case s.SuspendAfterMillis != 0 && s.SuspendAfterMillis < MinSuspendAfter:
 		return errdefs.New(errdefs.Invalid, "suspend-after of %d ms: give 1s or more, or 0 for never", s.SuspendAfterMillis)
+	case s.Init != "" && s.Init != InitAgent && s.Init != InitSystem:
+		return errdefs.New(errdefs.Invalid, "init %q: use %s or %s", s.Init, InitAgent, InitSystem)
 	case len(s.Tmpfs) > maxTmpfs:
 		return errdefs.New(errdefs.Invalid, "tmpfs: %d paths, at most %d", len(s.Tmpfs), maxTmpfs)
 	case len(s.OnBoot) > maxOnBoot:

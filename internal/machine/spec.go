@@ -28,6 +28,8 @@ type Spec struct {
 	OnBoot string `json:"on_boot,omitempty"`
 	// Defaults are the image's.
 	Defaults defaults.Defaults `json:"defaults,omitzero"`
+	// Init is who process 1 of the guest is; empty for InitAgent.
+	Init string `json:"init,omitempty"`
 	// Tmpfs are absolute guest paths that are memory file systems besides
 	// /run and /dev/shm; what is in them is in no disk checkpoint.
 	Tmpfs []string `json:"tmpfs,omitempty"`
@@ -104,6 +106,11 @@ const (
 	// no person did that. RestartNo is another word for the empty one.
 	RestartAlways = "always"
 	RestartNo     = "no"
+
+	// InitAgent is the guest agent, InitSystem the init of the disk, with the agent
+	// beside it.
+	InitAgent  = "agent"
+	InitSystem = "system"
 
 	// NetworkNone means that the agent link is the guest's only way out.
 	NetworkNone = "none"

@@ -89,12 +89,12 @@ func equip(s *session.Session) error {
 		return err
 	}
 	s.Env = append(s.Env, "PATH="+bin+":"+os.Getenv("PATH"))
-	return putImage(s, os.Getenv(imageVariable))
+	return putImage(s, os.Getenv(imageVariable), "debian")
 }
 
 // putImage links the files of an image into the session's home, or copies them
 // from another file system.
-func putImage(s *session.Session, dir string) error {
+func putImage(s *session.Session, dir, name string) error {
 	h, err := home.Open(s.Home)
 	if err != nil {
 		return err
@@ -115,7 +115,7 @@ func putImage(s *session.Session, dir string) error {
 		return err
 	}
 	return s.PutImage(catalog.Image{
-		BuildID: m.BuildID, Name: "debian", Architecture: m.Architecture, KernelVersion: m.KernelVersion,
+		BuildID: m.BuildID, Name: name, Architecture: m.Architecture, KernelVersion: m.KernelVersion,
 		DiskBytes: m.DiskBytes, StoredBytes: 1, Packages: m.Packages, CreatedAt: m.CreatedAt,
 	})
 }

@@ -1185,8 +1185,11 @@ type Spec struct {
 	CpuLimitMillis uint32 `protobuf:"varint,12,opt,name=cpu_limit_millis,json=cpuLimitMillis,proto3" json:"cpu_limit_millis,omitempty"`
 	// How much of the host's memory its process may use; 0 is no limit.
 	MemoryLimitBytes int64 `protobuf:"varint,13,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// agent: process 1 is the guest agent; system: it is the init of the disk. Empty
+	// in a request: what the image says.
+	Init          string `protobuf:"bytes,14,opt,name=init,proto3" json:"init,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Spec) Reset() {
@@ -1308,6 +1311,13 @@ func (x *Spec) GetMemoryLimitBytes() int64 {
 		return x.MemoryLimitBytes
 	}
 	return 0
+}
+
+func (x *Spec) GetInit() string {
+	if x != nil {
+		return x.Init
+	}
+	return ""
 }
 
 // MachineNetwork is what the network of a machine has refused since its monitor
@@ -2527,7 +2537,8 @@ func (x *DoctorCheck) GetFix() string {
 type BuildImageRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// "debian" is the only recipe; empty with recipe_file.
+	// "debian", or "debian-systemd", which has an init of its own; empty with
+	// recipe_file.
 	Recipe string `protobuf:"bytes,2,opt,name=recipe,proto3" json:"recipe,omitempty"`
 	// Name of the image; the recipe's when empty.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
@@ -5441,7 +5452,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x03now\x18\x04 \x01(\rR\x03now\x12\x1c\n" +
 	"\tlistening\x18\x05 \x01(\tR\tlistening\x12\x14\n" +
 	"\x05owner\x18\x06 \x01(\tR\x05owner\x12\x1a\n" +
-	"\bprotocol\x18\a \x01(\tR\bprotocol\"\xbd\x03\n" +
+	"\bprotocol\x18\a \x01(\tR\bprotocol\"\xd1\x03\n" +
 	"\x04Spec\x12!\n" +
 	"\fmemory_bytes\x18\x01 \x01(\x03R\vmemoryBytes\x12\x12\n" +
 	"\x04cpus\x18\x02 \x01(\rR\x04cpus\x12\x1d\n" +
@@ -5458,7 +5469,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"diskFormat\x12\x18\n" +
 	"\arestart\x18\v \x01(\tR\arestart\x12(\n" +
 	"\x10cpu_limit_millis\x18\f \x01(\rR\x0ecpuLimitMillis\x12,\n" +
-	"\x12memory_limit_bytes\x18\r \x01(\x03R\x10memoryLimitBytes\"`\n" +
+	"\x12memory_limit_bytes\x18\r \x01(\x03R\x10memoryLimitBytes\x12\x12\n" +
+	"\x04init\x18\x0e \x01(\tR\x04init\"`\n" +
 	"\x0eMachineNetwork\x12\x14\n" +
 	"\x05total\x18\x01 \x01(\x04R\x05total\x128\n" +
 	"\brefusals\x18\x02 \x03(\v2\x1c.holdpoint.v1.NetworkRefusalR\brefusals\"\x9a\x01\n" +

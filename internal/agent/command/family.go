@@ -13,6 +13,8 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+
+	"github.com/holdpoint/holdpoint/internal/agent/oom"
 )
 
 // Family is all child processes of this process, and the only place that
@@ -20,6 +22,7 @@ import (
 // and must reap them without taking the exit status of its own.
 type Family struct {
 	reapAll bool
+	shield  *oom.Shield
 	signals chan os.Signal
 	kick    chan struct{}
 	quit    chan struct{}
@@ -40,10 +43,10 @@ type Child struct {
 }
 
 // NewFamily begins to wait for children; with reapAll also for those that
-// this process inherits. Close ends it.
-func NewFamily(reapAll bool) *Family {
+// this process inherits. shield is this process's, nil for none. Close ends it.
+func NewFamily(reapAll bool, shield *oom.Shield) *Family {
 	f := &Family{
-		reapAll: reapAll,
+		reapAll: reapAll, shield: shield,
 		signals: make(chan os.Signal, 1), kick: make(chan struct{}, 1), quit: make(chan struct{}),
 		children: map[int]*Child{}, empty: true, changed: make(chan struct{}),
 	}
@@ -74,7 +77,9 @@ func (f *Family) Start(argv0 string, argv []string, attr *syscall.ProcAttr) (*Ch
 	f.mu.Lock()
 	f.starting++
 	f.mu.Unlock()
-	pid, err := syscall.ForkExec(argv0, argv, attr)
+	var pid int
+	var err error
+	f.shield.Without(func() { pid, err = syscall.ForkExec(argv0, argv, attr) })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.starting--

@@ -34,9 +34,11 @@ type buildOptions struct {
 func NewBuild(a *app.App) *cobra.Command {
 	var o buildOptions
 	cmd := a.Command(app.Verb{
-		Use: "build debian|FILE [flags]", Short: "Build an image from a distribution's packages",
+		Use: "build debian|debian-systemd|FILE [flags]", Short: "Build an image from a distribution's packages",
 		Long: `Build an image: kernel, initramfs and root disk, from a distribution's packages.
-Root or an ordinary user can do it; the first build downloads the packages.
+The recipes are "debian", and "debian-systemd", which is the same with systemd as its
+machines' init, D-Bus and logind. Root or an ordinary user can do it; the first build
+downloads the packages.
 
 FILE is a recipe, which says what is added to "debian": a line each of a key and its
 words, blanks in one between double quotes. SOURCE is in the recipe's folder.
@@ -50,6 +52,7 @@ words, blanks in one between double quotes. SOURCE is in the recipe's folder.
   script SOURCE                     runs as root in the image when all else is there
   size SIZE                         of the root disk, such as 4G (default 8G)`,
 		Example: `  holdpoint image build debian
+  holdpoint image build debian-systemd
   holdpoint image build debian --name web --packages redis,postgresql --script setup.sh
   holdpoint image build web.recipe`,
 		MinArgs: 1, MaxArgs: 1, HostFlags: []string{"script"}, Effect: true, Cancels: true, Object: view.ImageDone{},
@@ -57,7 +60,7 @@ words, blanks in one between double quotes. SOURCE is in the recipe's folder.
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
 			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
-		Complete: app.First(func(context.Context) []string { return []string{"debian"} }),
+		Complete: app.First(func(context.Context) []string { return []string{"debian", "debian-systemd"} }),
 		Run:      func(ctx context.Context, args []string) error { return runBuild(ctx, a, args[0], o) },
 	})
 	f := cmd.Flags()
@@ -71,7 +74,7 @@ words, blanks in one between double quotes. SOURCE is in the recipe's folder.
 func runBuild(ctx context.Context, a *app.App, recipe string, o buildOptions) error {
 	req := &holdpointv1.BuildImageRequest{RequestId: a.RequestID(), Recipe: recipe, Name: o.name, Packages: o.packages}
 	var err error
-	if recipe != "debian" {
+	if recipe != "debian" && recipe != "debian-systemd" {
 		if err := byFile(req, recipe, o); err != nil {
 			return err
 		}
@@ -98,10 +101,10 @@ func runBuild(ctx context.Context, a *app.App, recipe string, o buildOptions) er
 // byFile asks for what a recipe file says.
 func byFile(req *holdpointv1.BuildImageRequest, file string, o buildOptions) (err error) {
 	if len(o.packages) > 0 || o.script != "" || o.size != "" {
-		return errdefs.New(errdefs.Invalid, "image build %s: --packages, --script and --size go with debian; write them into the recipe", file)
+		return errdefs.New(errdefs.Invalid, "image build %s: --packages, --script and --size go with debian and debian-systemd; write them into the recipe", file)
 	}
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		return errdefs.New(errdefs.NotFound, "image build %s: there is no such recipe file, and the one recipe with a name is debian", file)
+		return errdefs.New(errdefs.NotFound, "image build %s: there is no such recipe file, and the recipes with a name are debian and debian-systemd", file)
 	}
 	if o.name == "" {
 		req.Name, _, _ = strings.Cut(filepath.Base(file), ".")

@@ -19,8 +19,9 @@ func NewConsole(a *app.App) *cobra.Command {
 		Use: "console MACHINE", Short: "Sit down at a machine's serial console",
 		Long: `Connect this terminal to a machine's serial console, where its kernel writes and
 something may ask for a login. Where nothing does, as in the images that holdpoint
-builds, Enter gets a root shell; "exit" ends that. It does without the agent link, so
-that a machine which exec does not reach can be looked into.
+builds, Enter gets a root shell; "exit" ends that. With --init system, too, unless the
+guest's own settings of serial-getty say otherwise. It does without the agent link,
+so that a machine which exec does not reach can be looked into.
 
 There is one place at a console: a second person is refused (MACHINE_BUSY), and reads
 it with "holdpoint logs --follow". What is typed waits while a checkpoint holds the

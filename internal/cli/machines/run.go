@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/client"
@@ -26,6 +27,7 @@ type runOptions struct {
 	// diskFormat is qcow2 or raw.
 	diskFormat string
 	onBoot     string
+	init       string
 	// noOnBoot is an empty onBoot that was given.
 	noOnBoot bool
 	tmpfs    []string
@@ -58,6 +60,12 @@ shell, copy, or request to a URL of it resumes it and waits for it.
 With --disk-format raw the disk is one file, copied from the image, that other tools
 can read while the machine is stopped. It boots, and has stopped disk checkpoints
 only: there is no full checkpoint of it, no suspend, and no fork while it runs.
+
+With --init system the guest belongs to the init of its disk, systemd, and holdpoint's
+agent lives on beside it: services, timers, the journal and users' sessions are as on
+any machine, "stop" and stopped checkpoints shut down through it, and --on-boot is
+run as the service holdpoint-on-boot once the system is up. The machine answers before
+that: "systemctl is-system-running --wait" waits. The image debian-systemd is for that.
 
 With --restart always the machine is started by itself whenever it has stopped and
 nobody asked for that with "holdpoint stop": when its kernel crashed or it powered
@@ -114,6 +122,7 @@ func NewRun(a *app.App) *cobra.Command {
 	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
 	f.StringVar(&o.diskFormat, "disk-format", machine.QcowDisk, "`FORMAT` of the disk: qcow2, or raw")
 	f.StringVar(&o.onBoot, "on-boot", "", "shell command that runs at every boot (default the image's, if it has one; empty for none)")
+	f.StringVar(&o.init, "init", "", "`WHO` is process 1: agent, or system for the disk's own init, systemd (default the image's)")
 	f.StringArrayVar(&o.tmpfs, "tmpfs", nil, "path that is kept in memory and in no checkpoint; may be given again")
 	f.BoolVar(&o.boot, "boot", false, "boot, also where the image's kept boot could be continued")
 	f.BoolVar(&o.remove, "rm", false, "remove the machine, its disk and its checkpoints when it stops")
@@ -121,12 +130,17 @@ func NewRun(a *app.App) *cobra.Command {
 	f.StringVar(&o.memoryLimit, "memory-limit", "", "memory of the host that its process may use (default no limit)")
 	f.StringVar(&o.restart, "restart", "no", "`WHEN`: no, or always: start it again when it has stopped by itself")
 	f.DurationVar(&o.suspendAfter, "suspend-after", 0, "suspend the machine when it was idle for this long, such as 10m (default never)")
+	o.networkFlags(f)
+	a.CompleteFlag(cmd, "image", a.ImageNames)
+	a.CompleteFlag(cmd, "disk-format", app.Words(machine.QcowDisk, machine.RawDisk))
+	a.CompleteFlag(cmd, "init", app.Words(machine.InitAgent, machine.InitSystem))
+	return cmd
+}
+
+func (o *runOptions) networkFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.network, "network", "internet", "`MODE`: none, internet (public addresses) or open (private ones, too)")
 	f.StringArrayVar(&o.allow, "allow", nil, "`HOST[:PORT]` that can be reached; with it, nothing else can; may be given again")
 	f.UintSliceVar(&o.allowHost, "allow-host", nil, "`PORT` of the host that can be reached, at host.holdpoint.internal; may be given again")
-	a.CompleteFlag(cmd, "image", a.ImageNames)
-	a.CompleteFlag(cmd, "disk-format", app.Words(machine.QcowDisk, machine.RawDisk))
-	return cmd
 }
 
 func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error {
@@ -137,7 +151,7 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, least)
 	}
 	spec := &holdpointv1.Spec{
-		Cpus: o.cpus, DiskFormat: o.diskFormat, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+		Cpus: o.cpus, DiskFormat: o.diskFormat, Init: o.init, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
 		Restart: o.restart,
 	}
 	for _, port := range o.allowHost {

@@ -236,6 +236,7 @@ func SpecFields(s *holdpointv1.Spec) [][2]string {
 		{"memory", Size(s.GetMemoryBytes())},
 		{"CPUs", fmt.Sprint(s.GetCpus())},
 		{"disk", diskText(s)},
+		{"init", s.GetInit()},
 		{"on boot", s.GetOnBoot()},
 		{"in memory only", strings.Join(s.GetTmpfs(), " ")},
 		{"network", s.GetNetwork()},

@@ -60,6 +60,7 @@ type Spec struct {
 	CPUs        uint32   `json:"cpus"`
 	DiskBytes   int64    `json:"disk_bytes"`
 	DiskFormat  string   `json:"disk_format" doc:"qcow2 or raw"`
+	Init        string   `json:"init" doc:"who process 1 of its guest is: agent, or system for the init of the disk"`
 	OnBoot      string   `json:"on_boot"`
 	Tmpfs       []string `json:"tmpfs"`
 	Network     string   `json:"network" doc:"none, internet or open"`
@@ -192,7 +193,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 func SpecOf(s *holdpointv1.Spec) Spec {
 	return Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: s.GetCpus(), DiskBytes: s.GetDiskBytes(), DiskFormat: s.GetDiskFormat(),
-		OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
+		Init: s.GetInit(), OnBoot: s.GetOnBoot(), Tmpfs: List(s.GetTmpfs(), same), Network: s.GetNetwork(),
 		Allow: List(s.GetNetworkAllow(), same), AllowHost: List(s.GetNetworkAllowHost(), func(p uint32) uint32 { return p }),
 		SuspendAfterMS: s.GetSuspendAfterMillis(), Restart: s.GetRestart(),
 		CPULimitMillis: s.GetCpuLimitMillis(), MemoryLimit: s.GetMemoryLimitBytes(),

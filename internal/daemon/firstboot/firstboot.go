@@ -59,7 +59,7 @@ func (b *Boots) Shape(ctx context.Context, m catalog.Machine) (string, error) {
 		return "", err
 	}
 	encoded, err := json.Marshal(map[string]any{
-		"platform": platform, "booted_from": made, "disk_bytes": m.Spec.DiskBytes,
+		"platform": platform, "booted_from": made, "disk_bytes": m.Spec.DiskBytes, "init": m.Spec.Init,
 	})
 	if err != nil {
 		return "", fmt.Errorf("describe machine %s: %w", m.Name, err)

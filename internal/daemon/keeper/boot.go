@@ -89,7 +89,12 @@ func guestOf(m catalog.Machine) monitor.Guest {
 }
 
 func cmdline(m catalog.Machine) string {
-	return fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic)
+	line := fmt.Sprintf("holdpoint.magic=%s holdpoint.root=/dev/vda", m.LinkMagic)
+	if m.Spec.Init == machine.InitSystem {
+		// The one network device keeps its name, which the agent has brought up by then.
+		line += " holdpoint.init=system net.ifnames=0"
+	}
+	return line
 }
 
 // rootOf is the lowest layer of every machine of an image.
@@ -125,6 +130,15 @@ func (k *Keeper) Platform(ctx context.Context, m catalog.Machine) (machine.Platf
 func (k *Keeper) BootedFrom(ctx context.Context, m catalog.Machine) ([]string, error) {
 	_, boot, err := k.prepare(ctx, m)
 	return []string{m.ImageBuildID, filepath.Base(boot.Initramfs)}, err
+}
+
+// ImageInit is who process 1 is in machines of an image, unless they say otherwise.
+func (k *Keeper) ImageInit(buildID string) (string, error) {
+	img, err := image.Open(filepath.Join(k.cfg.Home.Images(), buildID))
+	if err == nil && img.Init == "" {
+		return machine.InitAgent, nil
+	}
+	return img.Init, err
 }
 
 // CheckImage refuses an image that cannot be booted, as a boot would.

@@ -49,7 +49,7 @@ func checkSpec(r *holdpointv1.RunMachineRequest) (machine.Spec, error) {
 	s := r.GetSpec()
 	spec := machine.Spec{
 		MemoryBytes: s.GetMemoryBytes(), CPUs: int(s.GetCpus()), DiskBytes: s.GetDiskBytes(),
-		DiskFormat: s.GetDiskFormat(), OnBoot: s.GetOnBoot(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(), Allow: s.GetNetworkAllow(),
+		DiskFormat: s.GetDiskFormat(), OnBoot: s.GetOnBoot(), Init: s.GetInit(), Tmpfs: s.GetTmpfs(), Network: s.GetNetwork(), Allow: s.GetNetworkAllow(),
 		SuspendAfterMillis: s.GetSuspendAfterMillis(), Restart: s.GetRestart(),
 		CPULimitMillis: int(s.GetCpuLimitMillis()), MemoryLimitBytes: s.GetMemoryLimitBytes(),
 	}
@@ -106,11 +106,16 @@ func (s *Service) run(ctx context.Context, w *operation.Work, r *holdpointv1.Run
 	return s.View.MachineResult(ctx, m.ID)
 }
 
-// byImage gives the spec what its image says of programs. A command for boots
-// counts unless the user gave one, or wants none.
+// byImage gives the spec what its image says of programs and, unless the user did,
+// of process 1. A command for boots counts unless the user gave one, or wants none.
 func (s *Service) byImage(spec *machine.Spec, buildID string, none bool) (err error) {
 	if spec.Defaults, err = s.Keeper.Defaults(buildID); err != nil {
 		return err
+	}
+	if spec.Init == "" {
+		if spec.Init, err = s.Keeper.ImageInit(buildID); err != nil {
+			return err
+		}
 	}
 	if none || spec.OnBoot != "" {
 		spec.Defaults.Command = nil

@@ -55,7 +55,7 @@ func (v *Viewer) expected() string {
 func Spec(s machine.Spec) *holdpointv1.Spec {
 	spec := &holdpointv1.Spec{
 		MemoryBytes: s.MemoryBytes, Cpus: uint32(s.CPUs), DiskBytes: s.DiskBytes, DiskFormat: cmp.Or(s.DiskFormat, machine.QcowDisk),
-		OnBoot: s.OnBoot, Tmpfs: s.Tmpfs, Network: s.Network,
+		OnBoot: s.OnBoot, Init: cmp.Or(s.Init, machine.InitAgent), Tmpfs: s.Tmpfs, Network: s.Network,
 		SuspendAfterMillis: s.SuspendAfterMillis, NetworkAllow: s.Allow, Restart: cmp.Or(s.Restart, machine.RestartNo),
 		CpuLimitMillis: uint32(s.CPULimitMillis), MemoryLimitBytes: s.MemoryLimitBytes,
 	}

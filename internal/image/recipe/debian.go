@@ -9,6 +9,7 @@ import (
 	_ "embed" // the recipe's scripts
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,6 +29,10 @@ var (
 	kernelStep string
 	//go:embed steps/user.sh
 	userStep string
+	//go:embed steps/base.sh
+	baseStep string
+	//go:embed steps/systemd.sh
+	systemdStep string
 	//go:embed steps/script.sh
 	scriptStep string
 	//go:embed steps/finish.sh
@@ -36,9 +41,10 @@ var (
 
 // The recipe.
 const (
-	// Name is what people call it.
-	Name  = "debian"
-	suite = "bookworm"
+	// Name is what people call it. Systemd is the same with an init of its own.
+	Name    = "debian"
+	Systemd = "debian-systemd"
+	suite   = "bookworm"
 
 	// MaxPackages is how many packages a tree may be asked for.
 	MaxPackages = 1000
@@ -59,6 +65,12 @@ func recipePackages() []string {
 	}
 }
 
+// systemdPackages are what Systemd has besides: the init, what its device units and
+// users' sessions need, and the clock's keeper.
+func systemdPackages() []string {
+	return []string{"systemd-sysv", "udev", "dbus", "dbus-user-session", "libpam-systemd", "systemd-timesyncd"}
+}
+
 // inputs are all that decides what tree the recipe makes, but for the mirror's
 // content at that moment.
 type inputs struct {
@@ -70,6 +82,8 @@ type inputs struct {
 	Sources  []string `json:"sources"`
 	User     string   `json:"user,omitempty"`
 	Files    string   `json:"files,omitempty"`
+	// Base is the key of the tree that this one is made of; empty for none.
+	Base string `json:"base,omitempty"`
 }
 
 // key is what the tree of the inputs is kept under.
@@ -101,6 +115,9 @@ type Debian struct {
 	inputs  inputs
 	more    Additions
 	options []string
+	// base makes the tree that this one adds to; nil for none. It is kept in store.
+	base  *Debian
+	store Store
 }
 
 // Additions are what an image has besides the recipe's own.
@@ -167,19 +184,46 @@ func writeFiles(ctx context.Context, files Files, w io.Writer) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// arguments is mmdebstrap's command line; script and files are the paths of the
-// user's script and of a tar, empty without one.
-func (d *Debian) arguments(script, files string) []string {
+// NewSystemd is NewDebian for a tree with an init of its own. It adds to the tree
+// of NewDebian, which store keeps: who wants both has what they share made once.
+func NewSystemd(ctx context.Context, store Store, more Additions) (*Debian, error) {
+	base, err := NewDebian(ctx, Additions{})
+	if err != nil {
+		return nil, err
+	}
+	more.Packages = slices.Concat(systemdPackages(), more.Packages)
+	d, err := NewDebian(ctx, more)
+	if err != nil {
+		return nil, err
+	}
+	d.base, d.store = base, store
+	d.inputs.Base = base.Key()
+	d.inputs.Steps = digestOf(d.inputs.Steps + baseStep + systemdStep)
+	return d, nil
+}
+
+// arguments is mmdebstrap's command line; script, files and base are the paths of
+// the user's script, of a tar, and of the base's tree, empty without one.
+func (d *Debian) arguments(script, files, base string) []string {
+	variant, packages := "minbase", d.inputs.Packages
+	if base != "" {
+		variant = "custom"
+		packages = slices.DeleteFunc(slices.Clone(packages), func(name string) bool { return slices.Contains(d.base.inputs.Packages, name) })
+	}
 	args := []string{
-		"mmdebstrap", "--mode=unshare", "--variant=minbase", "--format=tar", "--verbose",
-		"--architectures=amd64", "--include=" + strings.Join(d.inputs.Packages, ","),
+		"mmdebstrap", "--mode=unshare", "--variant=" + variant, "--format=tar", "--verbose",
+		"--architectures=amd64", "--include=" + strings.Join(packages, ","),
 		// A build that a power cut ends is thrown away: syncing only costs time.
 		"--dpkgopt=force-unsafe-io",
 	}
 	for _, option := range d.options {
 		args = append(args, "--aptopt="+option)
 	}
-	args = append(args, "--customize-hook="+kernelStep)
+	if base == "" {
+		args = append(args, "--customize-hook="+kernelStep)
+	} else {
+		args = append(args, "--setup-hook=base="+quoteWord(base)+"\n"+baseStep, "--customize-hook="+systemdStep)
+	}
 	if d.more.User != "" {
 		args = append(args, "--customize-hook=user="+quoteWord(d.more.User)+"\n"+userStep)
 	}
@@ -223,7 +267,11 @@ func (d *Debian) Bootstrap(ctx context.Context, tree io.Writer, work string, log
 			return err
 		}
 	}
-	err := Command{Args: d.arguments(script, files), Env: []string{"TMPDIR=" + work}, Stdout: tree, Stderr: log}.Run(ctx)
+	base, err := d.unpackBase(ctx, work, log)
+	if err != nil {
+		return err
+	}
+	err = Command{Args: d.arguments(script, files, base), Env: []string{"TMPDIR=" + work}, Stdout: tree, Stderr: log}.Run(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -245,6 +293,35 @@ func (d *Debian) keepFiles(ctx context.Context, path string) error {
 		return errdefs.New(errdefs.Conflict, "the recipe's files changed while they were read; build again when nothing writes to them")
 	}
 	return storage("keep the files in %s: %w", path, f.Close())
+}
+
+// unpackBase makes the base's tree, unless it is kept, and leaves it as a tar that
+// the recipe's steps can read.
+func (d *Debian) unpackBase(ctx context.Context, work string, log *Log) (string, error) {
+	if d.base == nil {
+		return "", nil
+	}
+	if !d.store.Has(d.base.Key()) {
+		if err := d.store.Make(ctx, d.base, log); err != nil {
+			return "", err
+		}
+	}
+	tree, err := d.store.Open(d.base.Key())
+	if err != nil {
+		return "", err
+	}
+	defer tree.Close()
+	path := filepath.Join(work, "base.tar")
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return "", storage("unpack %s: %w", path, err)
+	}
+	_, err = io.Copy(out, tree)
+	// An ordinary user's build reads it as another user.
+	if err = errors.Join(err, out.Chmod(0o644), out.Close()); errors.Is(err, ErrDamaged) {
+		err = errors.Join(err, d.store.Drop(d.base.Key()))
+	}
+	return path, err
 }
 
 // explain makes one line of what mmdebstrap printed.

@@ -201,6 +201,7 @@ func TestKeyCoversInputs(t *testing.T) {
 		"user":     func(in *inputs) { in.User = "x" },
 		"files":    func(in *inputs) { in.Files = "x" },
 		"sources":  func(in *inputs) { in.Sources = nil },
+		"base":     func(in *inputs) { in.Base = "x" },
 	} {
 		in := base
 		change(&in)
@@ -216,7 +217,7 @@ func TestArguments(t *testing.T) {
 		inputs:  inputs{Suite: "bookworm", Packages: []string{"a", "b"}, Sources: []string{"deb http://m/ bookworm main"}},
 		options: []string{`Acquire::Retries "3";`},
 	}
-	args := d.arguments("/it's/script", "")
+	args := d.arguments("/it's/script", "", "")
 	for _, want := range []string{
 		"--mode=unshare", "--include=a,b", `--aptopt=Acquire::Retries "3";`,
 		`--customize-hook=upload '/it'\''s/script' /tmp/holdpoint-script`, "--customize-hook=" + scriptStep,
@@ -228,8 +229,18 @@ func TestArguments(t *testing.T) {
 	if tail := args[len(args)-3:]; !slices.Equal(tail, []string{"bookworm", "-", "deb http://m/ bookworm main"}) {
 		t.Errorf("the end is %q", tail)
 	}
-	if slices.Contains(d.arguments("", ""), "--customize-hook="+scriptStep) {
+	if slices.Contains(d.arguments("", "", ""), "--customize-hook="+scriptStep) {
 		t.Error("a build without a script runs one")
+	}
+	d.base = &Debian{inputs: inputs{Packages: []string{"a"}}}
+	args = d.arguments("", "", "/base")
+	for _, want := range []string{"--variant=custom", "--include=b", "--setup-hook=base='/base'\n" + baseStep} {
+		if !slices.Contains(args, want) {
+			t.Errorf("no %q in %q", want, args)
+		}
+	}
+	if slices.Contains(args, "--customize-hook="+kernelStep) {
+		t.Error("a tree with a kernel gets another one")
 	}
 }
 
@@ -237,7 +248,7 @@ func TestArguments(t *testing.T) {
 // both before the script.
 func TestAdditions(t *testing.T) {
 	d := &Debian{more: Additions{User: "app"}}
-	args := d.arguments("/script", "/work/the files")
+	args := d.arguments("/script", "/work/the files", "")
 	at := func(hook string) int { return slices.Index(args, "--customize-hook="+hook) }
 	user, files, script := at("user='app'\n"+userStep), at("tar-in '/work/the files' /"), at(scriptStep)
 	if kernel := at(kernelStep); kernel < 0 || user < kernel || files < user || script < files || at(finishStep) < script {

@@ -67,7 +67,8 @@ type AgentServiceClient interface {
 	// Ping answers at once; it proves that the guest is alive.
 	Ping(context.Context, *connect.Request[v1.PingRequest]) (*connect.Response[v1.PingResponse], error)
 	// Configure tells a freshly booted guest who it is. The guest runs its
-	// on-boot command and accepts commands only afterwards. It is idempotent
+	// on-boot command, or starts the init of its disk, which does when it is up,
+	// and accepts commands only afterwards. It is idempotent
 	// within one boot: the second call with the same content changes nothing.
 	Configure(context.Context, *connect.Request[v1.ConfigureRequest]) (*connect.Response[v1.ConfigureResponse], error)
 	// Continue tells a guest that goes on from a full checkpoint who it is now:
@@ -271,7 +272,8 @@ type AgentServiceHandler interface {
 	// Ping answers at once; it proves that the guest is alive.
 	Ping(context.Context, *connect.Request[v1.PingRequest]) (*connect.Response[v1.PingResponse], error)
 	// Configure tells a freshly booted guest who it is. The guest runs its
-	// on-boot command and accepts commands only afterwards. It is idempotent
+	// on-boot command, or starts the init of its disk, which does when it is up,
+	// and accepts commands only afterwards. It is idempotent
 	// within one boot: the second call with the same content changes nothing.
 	Configure(context.Context, *connect.Request[v1.ConfigureRequest]) (*connect.Response[v1.ConfigureResponse], error)
 	// Continue tells a guest that goes on from a full checkpoint who it is now:
