@@ -24,6 +24,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/qemu/host"
 	"github.com/holdpoint/holdpoint/internal/qemu/isolation"
 	"github.com/holdpoint/holdpoint/internal/qemu/logs"
+	"github.com/holdpoint/holdpoint/internal/qemu/netdev"
 	"github.com/holdpoint/holdpoint/internal/qemu/process"
 	"github.com/holdpoint/holdpoint/internal/qemu/reach"
 	"github.com/holdpoint/holdpoint/internal/qmp"
@@ -214,12 +215,15 @@ func spawn(argv []string, f *inherited, spec isolation.Spec) (*process.Process, 
 	return p, by, err
 }
 
-// greet waits until QEMU has made all devices and its event log is on.
+// greet waits until QEMU has made all devices, its event log is on and its network
+// device can be connected to.
 func greet(ctx context.Context, cfg machine.RunConfig) (*qmp.Client, error) {
-	client, err := qmp.Dial(ctx, filepath.Join(cfg.SocketDir, qmpSocket))
+	network := netdev.Subscribe()
+	client, err := qmp.Dial(ctx, filepath.Join(cfg.SocketDir, qmpSocket), network)
 	if err != nil {
 		return nil, err
 	}
+	defer client.Unsubscribe(network)
 	want := "prelaunch"
 	if cfg.Incoming != nil {
 		want = "inmigrate"
@@ -230,6 +234,9 @@ func greet(ctx context.Context, cfg machine.RunConfig) (*qmp.Client, error) {
 	}
 	if err == nil {
 		err = awaitEvents(ctx, filepath.Join(cfg.Dir, eventsOut))
+	}
+	if err == nil && cfg.NIC {
+		err = netdev.Settle(ctx, network, filepath.Join(cfg.SocketDir, netSocket))
 	}
 	if err != nil {
 		_ = client.Close()

@@ -121,3 +121,22 @@ func TestSilentQEMUDoesNotHangALaunch(t *testing.T) {
 	}
 	must(t, r.Kill(ctxOf(t)))
 }
+
+// TestNetworkDeviceStands: QEMU has told itself that nobody is connected to the
+// device before the guest can send anything.
+func TestNetworkDeviceStands(t *testing.T) {
+	b := newBench(t)
+	cfg := b.config(t)
+	cfg.NIC = true
+	r := b.launch(t, cfg)
+	events, err := os.ReadFile(filepath.Join(cfg.Dir, eventsOut))
+	must(t, err)
+	if n := strings.Count(string(events), "NETDEV_STREAM_DISCONNECTED"); n != 1 {
+		t.Errorf("the device was let go %d times before the guest ran:\n%s", n, events)
+	}
+	for range 2 {
+		conn, err := r.DialNetwork(ctxOf(t))
+		must(t, err)
+		must(t, conn.Close())
+	}
+}
