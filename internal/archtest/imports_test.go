@@ -31,6 +31,7 @@ var levels = map[string]int{
 	"internal/oci":       1,
 	"internal/accesslog": 1,
 	"internal/cgroup":    1,
+	"internal/netlink":   1,
 	// 2: the machine.
 	"internal/machine": 2,
 	"internal/qemu":    2,
@@ -68,6 +69,8 @@ var sameLevel = map[[2]string]string{
 	{"internal/agent", "internal/link"}:         "the agent serves conversations of the link",
 	{"internal/agent", "internal/tarstream"}:    "the agent packs and unpacks for cp",
 	{"internal/agent", "internal/wire"}:         "the agent's errors keep their kinds",
+	{"internal/agent", "internal/netlink"}:      "the guest's network is set by netlink, and its sockets are ended by it",
+	{"internal/network", "internal/netlink"}:    "the host's routes are asked for by netlink",
 	{"internal/qemu", "internal/machine"}:       "qemu implements machine.Hypervisor",
 	{"internal/diskchain", "internal/catalog"}:  "a chain is what the catalog recorded",
 	{"internal/window", "internal/machine"}:     "a window is opened on a machine's run",

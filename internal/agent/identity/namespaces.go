@@ -103,7 +103,7 @@ func destroyIn(links []string) (int, error) {
 	diags, err := inEach(links, openDiag)
 	defer func() {
 		for _, d := range diags {
-			d.close()
+			d.Close()
 		}
 	}()
 	for _, d := range diags {

@@ -7,12 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/netlink"
 )
 
 // The messages of sock_diag(7), include/uapi/linux/inet_diag.h.
@@ -31,33 +30,19 @@ const (
 	// side: ESTABLISHED 1, FIN_WAIT1 4, FIN_WAIT2 5, CLOSE_WAIT 8
 	// (include/net/tcp_states.h). One that connects tries again by itself.
 	liveStates = 1<<1 | 1<<4 | 1<<5 | 1<<8
-
-	// answerTimeout bounds the wait for an answer of the kernel, which it
-	// gives at once unless it was lost, in nanoseconds.
-	answerTimeout = 5e9
 )
 
 // diag asks the kernel about the TCP sockets of one network namespace.
-type diag struct {
-	fd  int
-	seq uint32
-}
+type diag struct{ *netlink.Conn }
 
 // openDiag opens one for the namespace that the thread is in.
 func openDiag() (*diag, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	conn, err := netlink.Open(unix.NETLINK_SOCK_DIAG, netlink.Timeout)
 	if err != nil {
-		return nil, os.NewSyscallError("socket", err)
+		return nil, err
 	}
-	tv := unix.NsecToTimeval(answerTimeout)
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
-		_ = unix.Close(fd)
-		return nil, os.NewSyscallError("setsockopt", err)
-	}
-	return &diag{fd: fd}, nil
+	return &diag{conn}, nil
 }
-
-func (d *diag) close() { _ = unix.Close(d.fd) }
 
 // remote is a live TCP socket whose other end is not on the loopback.
 type remote struct {
@@ -161,47 +146,8 @@ func tcpRequest(family byte) []byte {
 // ask sends one request and calls visit with the answers' contents, up to the
 // last one.
 func (d *diag) ask(kind, flags uint16, req []byte, visit func([]byte)) error {
-	d.seq++
-	m := make([]byte, unix.SizeofNlMsghdr, unix.SizeofNlMsghdr+len(req))
-	binary.NativeEndian.PutUint32(m, uint32(cap(m)))
-	binary.NativeEndian.PutUint16(m[4:], kind)
-	binary.NativeEndian.PutUint16(m[6:], unix.NLM_F_REQUEST|flags)
-	binary.NativeEndian.PutUint32(m[8:], d.seq)
-	if err := unix.Sendto(d.fd, append(m, req...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := d.Ask(kind, flags, req, visit); err != nil {
 		return fmt.Errorf("ask for TCP sockets: %w", err)
-	}
-	buf := make([]byte, 16<<10)
-	for {
-		n, _, err := unix.Recvfrom(d.fd, buf, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("ask for TCP sockets: %w", err)
-		}
-		list, err := syscall.ParseNetlinkMessage(buf[:n])
-		if err != nil {
-			return fmt.Errorf("ask for TCP sockets: %w", err)
-		}
-		for _, a := range list {
-			switch {
-			case a.Header.Seq != d.seq: // of a request that was given up
-			case a.Header.Type == unix.NLMSG_ERROR || a.Header.Type == unix.NLMSG_DONE:
-				return answerError(a)
-			default:
-				visit(a.Data)
-			}
-		}
-	}
-}
-
-// answerError is how a request ended: a negative errno, 0 for well.
-func answerError(a syscall.NetlinkMessage) error {
-	if len(a.Data) < 4 {
-		return nil
-	}
-	if errno := -int32(binary.NativeEndian.Uint32(a.Data)); errno != 0 {
-		return fmt.Errorf("ask for TCP sockets: %w", syscall.Errno(errno))
 	}
 	return nil
 }

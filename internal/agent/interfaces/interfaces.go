@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/netlink"
 )
 
 // Setting is what a network device is given.
@@ -40,11 +41,12 @@ func Up(s Setting) error {
 	if err != nil {
 		return err
 	}
-	r, err := openRoutes()
+	conn, err := netlink.Open(unix.NETLINK_ROUTE, netlink.Timeout)
 	if err != nil {
 		return fmt.Errorf("set up network device %s: %w", s.MAC, err)
 	}
-	defer r.close()
+	defer conn.Close()
+	r := routes{conn}
 	err = r.up(index, s.MTU)
 	for _, p := range s.Addresses {
 		err = errors.Join(err, r.addAddress(index, p))
