@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/holdpoint/holdpoint/client"
 	"github.com/holdpoint/holdpoint/internal/cli/app"
 	"github.com/holdpoint/holdpoint/internal/cli/guest"
 	"github.com/holdpoint/holdpoint/internal/cli/terminal"
@@ -49,23 +48,13 @@ func runConsole(ctx context.Context, a *app.App, machine string) error {
 	e := &guest.Exec{
 		Verb: "console", Machine: machine, Console: true, Leave: true, TTYWanted: true,
 		Stdin: a.Config.Stdin, Stdout: a.Config.Stdout, Stderr: a.Config.Stderr,
-		Waiting: func(why string) { a.Say("waiting: " + why) },
 		Begun: func() {
 			if !a.Quiet { // the terminal is raw
 				fmt.Fprintf(a.Config.Stderr, "console of %s: Enter to begin, Ctrl-P Ctrl-Q to leave\r\n", machine)
 			}
 		},
 	}
-	var result guest.Result
-	err := a.With(ctx, func(c *client.Client) error {
-		restore, err := takeTerminal(a, e)
-		if err != nil {
-			return err
-		}
-		defer restore()
-		result, err = e.Run(ctx, c)
-		return err
-	})
+	result, err := atTerminal(ctx, a, e)
 	switch {
 	case err != nil:
 		return err

@@ -120,9 +120,17 @@ func execute(ctx context.Context, a *app.App, e *guest.Exec, withInput bool) err
 	if withInput {
 		e.Stdin = a.Config.Stdin
 	}
+	result, err := atTerminal(ctx, a, e)
+	if err != nil {
+		return named(e.Verb, err)
+	}
+	return printExecuted(a, e, result, &stdout, &stderr)
+}
+
+// atTerminal runs e with the terminal prepared for it.
+func atTerminal(ctx context.Context, a *app.App, e *guest.Exec) (result guest.Result, err error) {
 	e.Waiting = func(why string) { a.Say("waiting: " + why) }
-	var result guest.Result
-	err := a.With(ctx, func(c *client.Client) error {
+	err = a.With(ctx, func(c *client.Client) error {
 		restore, err := takeTerminal(a, e)
 		if err != nil {
 			return err
@@ -131,10 +139,7 @@ func execute(ctx context.Context, a *app.App, e *guest.Exec, withInput bool) err
 		result, err = e.Run(ctx, c)
 		return err
 	})
-	if err != nil {
-		return named(e.Verb, err)
-	}
-	return printExecuted(a, e, result, &stdout, &stderr)
+	return result, err
 }
 
 // takeTerminal prepares the terminal and the signals for a command, until
