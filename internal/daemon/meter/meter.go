@@ -13,7 +13,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -23,6 +22,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/fleet"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
+	"github.com/holdpoint/holdpoint/internal/disk"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/wire"
 )
@@ -73,9 +73,8 @@ func diskOf(ctx context.Context, cfg Config, m catalog.Machine) (int64, error) {
 	}
 	total := int64(0)
 	for _, layer := range chain {
-		var st syscall.Stat_t
-		if syscall.Stat(cfg.Path(layer), &st) == nil { // it may have been merged away meanwhile
-			total += st.Blocks * 512
+		if n, err := disk.Allocated(cfg.Path(layer)); err == nil { // it may have been merged away meanwhile
+			total += n
 		}
 	}
 	return total, nil
