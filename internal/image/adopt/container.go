@@ -4,9 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -105,27 +102,7 @@ func (cfg Config) verify(ctx context.Context, report report) (os.FileInfo, error
 	if info.IsDir() {
 		return nil, errdefs.New(errdefs.Invalid, "%s: it is a folder, which has no sha256; leave --sha256 out", cfg.Path)
 	}
-	h := sha256.New()
-	buf := make([]byte, 1<<20)
-	for done := int64(0); ; {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		n, err := f.Read(buf)
-		h.Write(buf[:n])
-		done += int64(n)
-		report("checking the file's sha256", done, info.Size())
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, errdefs.New(errdefs.Storage, "read %s: %w", cfg.Path, err)
-		}
-	}
-	if got := hex.EncodeToString(h.Sum(nil)); !strings.EqualFold(got, cfg.SHA256) {
-		return nil, errdefs.New(errdefs.Invalid, "%s: its sha256 is %s, not %s; save or download it again", cfg.Path, got, cfg.SHA256)
-	}
-	return info, nil
+	return info, source.CheckSHA256(ctx, f, cfg.SHA256, "save or download it again", func(done, total int64) { report("checking the file's sha256", done, total) })
 }
 
 // merge reads all layers, and what the image says of its programs.

@@ -117,24 +117,29 @@ func notADisk(magic string) string {
 	return ""
 }
 
-// verify compares the file with its digest, 64 hexadecimal digits.
-func (f *file) verify(ctx context.Context, want string, report func(done, total int64)) error {
+// CheckSHA256 compares what the file holds with its digest, 64 hexadecimal digits;
+// remedy is what to do about another one, which is INVALID.
+func CheckSHA256(ctx context.Context, f *os.File, want, remedy string, report func(done, total int64)) error {
+	info, err := f.Stat()
+	if err != nil {
+		return errdefs.New(errdefs.Storage, "look at %s: %w", f.Name(), err)
+	}
 	h := sha256.New()
 	buf := make([]byte, 1<<20)
-	for done := int64(0); done < f.looked.Size; {
+	for done := int64(0); done < info.Size(); {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		n, err := f.ReadAt(buf, done)
 		if err != nil && !errors.Is(err, io.EOF) || n == 0 {
-			return errdefs.New(errdefs.Storage, "read %s: %w", f.path, err)
+			return errdefs.New(errdefs.Storage, "read %s: %w", f.Name(), err)
 		}
 		h.Write(buf[:n])
 		done += int64(n)
-		report(done, f.looked.Size)
+		report(done, info.Size())
 	}
 	if got := hex.EncodeToString(h.Sum(nil)); !strings.EqualFold(got, want) {
-		return errdefs.New(errdefs.Invalid, "%s: its sha256 is %s, not %s; download it again", f.path, got, want)
+		return errdefs.New(errdefs.Invalid, "%s: its sha256 is %s, not %s; %s", f.Name(), got, want, remedy)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func Extract(ctx context.Context, cfg Config) (Root, error) {
 	defer f.Close()
 	if cfg.SHA256 != "" {
 		report := func(done, total int64) { cfg.Report("checking the file's sha256", done, total) }
-		if err := f.verify(ctx, cfg.SHA256, report); err != nil {
+		if err := CheckSHA256(ctx, f.File, cfg.SHA256, "download it again", report); err != nil {
 			return Root{}, err
 		}
 	}
