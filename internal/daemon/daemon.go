@@ -208,6 +208,7 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 	d.pools = standby.New(standby.Config{Catalog: cat, Keeper: d.keeper, Capturer: d.capturer, Engine: d.engine, Log: cfg.Log})
 	d.machines = machines.New(machines.Config{
 		Desk: d.desk, Pools: d.pools,
+		Rest:     func(ctx context.Context, m catalog.Machine) (bool, error) { return d.reviver.Rest(ctx, m) },
 		Restorer: restore.New(restore.Config{Catalog: cat, Capturer: d.capturer, Memory: d.memory}),
 		Boots:    firstboot.New(firstboot.Config{Catalog: cat, Keeper: d.keeper, Capturer: d.capturer, Off: cfg.NoFirstBoots, Log: cfg.Log}),
 	})

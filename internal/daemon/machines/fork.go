@@ -91,7 +91,7 @@ func (s *Service) fork(ctx context.Context, w *operation.Work, r *holdpointv1.Fo
 	if err := s.checkRoom(ctx, k, len(children)); err != nil {
 		return nil, err
 	}
-	s.bearAll(ctx, w, r, k, children, &copies{count: len(children), show: w.Copying})
+	s.bearAll(ctx, w, r, k, children, &operation.Copies{Count: len(children), Show: w.Copying})
 	result := &holdpointv1.OperationResult{Checkpoint: taken}
 	for _, c := range children {
 		result.Forks = append(result.Forks, c.result)
@@ -218,7 +218,7 @@ func (c *child) fail(err error) {
 }
 
 // bearAll makes the children, as many at a time as the host has CPUs.
-func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1.ForkRequest, k checkpoint.Checkpoint, children []*child, copied *copies) {
+func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1.ForkRequest, k checkpoint.Checkpoint, children []*child, copied *operation.Copies) {
 	turn := make(chan struct{}, runtime.NumCPU())
 	var wg sync.WaitGroup
 	for _, c := range children {
@@ -228,7 +228,7 @@ func (s *Service) bearAll(ctx context.Context, w *operation.Work, r *holdpointv1
 		turn <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turn }()
-			if err := s.bear(ctx, w, r, k, c, copied.next()); err != nil {
+			if err := s.bear(ctx, w, r, k, c, copied.Next()); err != nil {
 				c.fail(err)
 			}
 		})

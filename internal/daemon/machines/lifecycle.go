@@ -66,28 +66,35 @@ func (s *Service) on(ctx context.Context, requestID, verb string, options onMach
 	act func(ctx context.Context, w *operation.Work, m catalog.Machine) error,
 ) (*connect.Response[holdpointv1.Operation], error) {
 	return s.Begin(ctx, requestID, verb, options, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-		m, err := s.Claim(ctx, w, options.GetMachine())
-		if err != nil {
-			return nil, err
-		}
-		if err := machine.Allow(verb, m.Name, keeper.State(m, s.Keeper.Run(m.ID)), allowed...); err != nil {
-			return nil, err
-		}
-		if err := act(ctx, w, m); err != nil {
-			return nil, err
-		}
-		result, err := s.View.MachineResult(ctx, m.ID)
-		if err == nil && m.RemoveOnStop && result.GetMachine().GetState() == string(machine.Stopped) {
-			checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
-			if err == nil {
-				err = s.drop(ctx, w, m, checkpoints)
-			}
-			if err != nil {
-				w.Note("machine %s is not removed yet: %v", m.Name, err) // Reap tries again
-			}
-		}
-		return result, err
+		return s.holding(ctx, w, verb, options.GetMachine(), allowed, act)
 	})
+}
+
+// holding holds a machine for what is done with it in an operation of that verb.
+func (s *Service) holding(ctx context.Context, w *operation.Work, verb, ref string, allowed []machine.State,
+	act func(ctx context.Context, w *operation.Work, m catalog.Machine) error,
+) (*holdpointv1.OperationResult, error) {
+	m, err := s.Claim(ctx, w, ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := machine.Allow(verb, m.Name, keeper.State(m, s.Keeper.Run(m.ID)), allowed...); err != nil {
+		return nil, err
+	}
+	if err := act(ctx, w, m); err != nil {
+		return nil, err
+	}
+	result, err := s.View.MachineResult(ctx, m.ID)
+	if err == nil && m.RemoveOnStop && result.GetMachine().GetState() == string(machine.Stopped) {
+		checkpoints, err := s.Catalog.ListCheckpoints(ctx, m.ID)
+		if err == nil {
+			err = s.drop(ctx, w, m, checkpoints)
+		}
+		if err != nil {
+			w.Note("machine %s is not removed yet: %v", m.Name, err) // Reap tries again
+		}
+	}
+	return result, err
 }
 
 // Start boots a stopped machine.
@@ -110,42 +117,69 @@ func (s *Service) start(ctx context.Context, w *operation.Work, m catalog.Machin
 	return err
 }
 
-// Stop asks the guest to shut down, or ends its run.
+// Stop asks the guest to shut down, or ends its run. One that is started again by
+// itself is put to rest, also where it has just ended or is being started.
 func (s *Service) Stop(ctx context.Context, req *connect.Request[holdpointv1.StopMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	allowed := []machine.State{machine.Running}
 	if r.GetForce() {
 		allowed = append(allowed, machine.Paused, machine.Unknown)
 	}
-	return s.on(ctx, r.GetRequestId(), "stop", r, allowed, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
-		if err := w.Enter(ctx, "stop", "stopping the guest", Detail{MachineID: m.ID}); err != nil {
-			return err
-		}
-		run := s.Keeper.Run(m.ID)
-		if run == nil {
-			return errdefs.New(errdefs.WrongState, "stop: machine %s has no run here; run holdpoint daemon stop and try again", m.Name)
-		}
-		defer s.Keeper.Tidy(m.ID)
-		// First: a daemon that dies over it must not start the machine again.
-		if err := s.Catalog.PutToRest(ctx, m.ID); err != nil {
-			return err
-		}
-		if r.GetForce() {
-			return run.Kill(ctx)
-		}
-		patience := stopPatience
-		if r.GetTimeoutMillis() > 0 {
-			patience = time.Duration(r.GetTimeoutMillis()) * time.Millisecond
-		}
-		clean, err := run.Stop(ctx, patience)
+	return s.Begin(ctx, r.GetRequestId(), "stop", r, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		rested, err := s.rest(ctx, r.GetMachine())
 		if err != nil {
-			return fmt.Errorf("stop machine %s: %w; give it longer with --timeout, or end it as a power cut would with holdpoint stop --force %s", m.Name, err, m.Name)
+			return nil, err
 		}
-		if !clean {
-			w.Note("the guest ended without a clean shutdown")
+		if rested {
+			allowed = append(allowed, machine.Stopped)
 		}
-		return nil
+		return s.holding(ctx, w, "stop", r.GetMachine(), allowed, func(ctx context.Context, w *operation.Work, m catalog.Machine) error {
+			if rested && keeper.State(m, s.Keeper.Run(m.ID)) == machine.Stopped {
+				w.Note("machine %s had ended; it is not started again by itself", m.Name)
+				return nil
+			}
+			return s.stop(ctx, w, m, r)
+		})
 	})
+}
+
+// rest puts a machine to rest that is about to be started again by itself.
+func (s *Service) rest(ctx context.Context, ref string) (bool, error) {
+	m, err := s.Catalog.ResolveMachine(ctx, ref)
+	if err != nil {
+		return false, nil // who claims it tells
+	}
+	return s.Rest(ctx, m)
+}
+
+func (s *Service) stop(ctx context.Context, w *operation.Work, m catalog.Machine, r *holdpointv1.StopMachineRequest) error {
+	if err := w.Enter(ctx, "stop", "stopping the guest", Detail{MachineID: m.ID}); err != nil {
+		return err
+	}
+	run := s.Keeper.Run(m.ID)
+	if run == nil {
+		return errdefs.New(errdefs.WrongState, "stop: machine %s has no run here; run holdpoint daemon stop and try again", m.Name)
+	}
+	defer s.Keeper.Tidy(m.ID)
+	// First: a daemon that dies over it must not start the machine again.
+	if err := s.Catalog.PutToRest(ctx, m.ID); err != nil {
+		return err
+	}
+	if r.GetForce() {
+		return run.Kill(ctx)
+	}
+	patience := stopPatience
+	if r.GetTimeoutMillis() > 0 {
+		patience = time.Duration(r.GetTimeoutMillis()) * time.Millisecond
+	}
+	clean, err := run.Stop(ctx, patience)
+	if err != nil {
+		return fmt.Errorf("stop machine %s: %w; give it longer with --timeout, or end it as a power cut would with holdpoint stop --force %s", m.Name, err, m.Name)
+	}
+	if !clean {
+		w.Note("the guest ended without a clean shutdown")
+	}
+	return nil
 }
 
 // Pause stops the machine's CPUs.
@@ -159,6 +193,11 @@ func (s *Service) Pause(ctx context.Context, req *connect.Request[holdpointv1.Pa
 func (s *Service) Remove(ctx context.Context, req *connect.Request[holdpointv1.RemoveMachineRequest]) (*connect.Response[holdpointv1.Operation], error) {
 	r := req.Msg
 	return s.Begin(ctx, r.GetRequestId(), "rm", r, admission.BootDeadline, func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		if r.GetForce() {
+			if _, err := s.rest(ctx, r.GetMachine()); err != nil {
+				return nil, err
+			}
+		}
 		return s.remove(ctx, w, r)
 	})
 }

@@ -6,6 +6,9 @@
 package machines
 
 import (
+	"context"
+
+	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/firstboot"
 	"github.com/holdpoint/holdpoint/internal/daemon/standby"
@@ -18,6 +21,8 @@ type Config struct {
 	Restorer *restore.Restorer
 	Boots    *firstboot.Boots
 	Pools    *standby.Pools
+	// Rest is that of revive.Watch.
+	Rest func(ctx context.Context, m catalog.Machine) (bool, error)
 }
 
 // Service serves MachineService.

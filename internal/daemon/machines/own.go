@@ -6,8 +6,6 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/daemon/admission"
 	"github.com/holdpoint/holdpoint/internal/daemon/keeper"
@@ -17,38 +15,25 @@ import (
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
-// await runs an operation that nobody asked for and returns its outcome.
-func (s *Service) await(ctx context.Context, verb string, options proto.Message, body operation.Body) error {
-	op, err := s.Engine.Begin(ctx, operation.Request{Verb: verb, Options: options, Timeout: admission.StoryDeadline}, body)
-	if err == nil {
-		op, err = s.Engine.Wait(ctx, op.GetId())
-	}
-	if err != nil {
-		return err
-	}
-	if failure := op.GetError(); failure != nil {
-		return errdefs.New(errdefs.Kind(failure.GetKind()), "%s", failure.GetMessage())
-	}
-	return nil
-}
-
 // StartAgain starts a machine that has stopped by itself, unless that is not wanted
-// any more, and returns when it runs.
+// any more, and returns when it runs. With ctx that is taken back, and over then.
 func (s *Service) StartAgain(ctx context.Context, machineID string) error {
-	return s.await(ctx, "start", &holdpointv1.StartMachineRequest{Machine: machineID},
-		func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
-			m, err := s.Claim(ctx, w, machineID)
+	return s.Engine.Run(context.WithoutCancel(ctx), operation.Request{Verb: "start", Options: &holdpointv1.StartMachineRequest{Machine: machineID}, Timeout: admission.StoryDeadline},
+		func(body context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+			body, cancel := context.WithCancelCause(body)
+			defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+			m, err := s.Claim(body, w, machineID)
 			if err != nil {
 				return nil, err
 			}
-			wanted, err := revive.Wanted(ctx, s.Catalog, s.Keeper, m.ID)
+			wanted, err := revive.Wanted(body, s.Catalog, s.Keeper, m.ID)
 			if err == nil && wanted {
-				err = s.start(ctx, w, m)
+				err = s.start(body, w, m)
 			}
 			if err != nil {
 				return nil, err
 			}
-			return s.View.MachineResult(ctx, m.ID)
+			return s.View.MachineResult(body, m.ID)
 		})
 }
 

@@ -35,7 +35,7 @@ func (s *Service) Suspend(ctx context.Context, req *connect.Request[holdpointv1.
 // SuspendIdle suspends a machine unless it is used by now, and returns when
 // that is done.
 func (s *Service) SuspendIdle(ctx context.Context, machineID string) error {
-	return s.await(ctx, "suspend", &holdpointv1.SuspendMachineRequest{Machine: machineID},
+	return s.Engine.Run(ctx, operation.Request{Verb: "suspend", Options: &holdpointv1.SuspendMachineRequest{Machine: machineID}, Timeout: admission.StoryDeadline},
 		func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 			return s.suspend(ctx, w, machineID, true)
 		})
@@ -183,7 +183,7 @@ func (s *Service) ResumeAsleep(ctx context.Context, machineID string) error {
 			}
 			continue
 		}
-		err = s.await(ctx, "resume", &holdpointv1.ResumeMachineRequest{Machine: machineID},
+		err = s.Engine.Run(ctx, operation.Request{Verb: "resume", Options: &holdpointv1.ResumeMachineRequest{Machine: machineID}, Timeout: admission.StoryDeadline},
 			func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
 				m, err := s.Claim(ctx, w, machineID)
 				if err == nil && keeper.State(m, s.Keeper.Run(m.ID)) == machine.Suspended {

@@ -254,6 +254,21 @@ func (e *Engine) Wait(ctx context.Context, id string) (*holdpointv1.Operation, e
 	return last, err
 }
 
+// Run runs an operation that nobody waits for but its caller, and gives why it failed.
+func (e *Engine) Run(ctx context.Context, r Request, body Body) error {
+	op, err := e.Begin(ctx, r, body)
+	if err == nil {
+		op, err = e.Wait(ctx, op.GetId())
+	}
+	if err != nil {
+		return err
+	}
+	if failure := op.GetError(); failure != nil {
+		return errdefs.New(errdefs.Kind(failure.GetKind()), "%s", failure.GetMessage())
+	}
+	return nil
+}
+
 // Cancel asks a running operation to end and waits until it has.
 func (e *Engine) Cancel(ctx context.Context, id string) (*holdpointv1.Operation, error) {
 	if w := e.work(id); w != nil {

@@ -36,8 +36,8 @@ const (
 type Config struct {
 	Catalog *catalog.Catalog
 	Keeper  *keeper.Keeper
-	// Start starts a machine that Wanted still says yes of, as an operation; it
-	// returns when that has ended.
+	// Start starts a machine that Wanted still says yes of, as an operation that
+	// ctx cancels; it returns when that has ended.
 	Start func(ctx context.Context, machineID string) error
 	Log   *slog.Logger
 }
@@ -61,8 +61,10 @@ type fall struct {
 	starts int
 	// began is when it was started last; zero when that failed.
 	began time.Time
-	// busy: somebody is about to start it.
+	// busy: somebody is about to start it, until stop was called and ended is closed.
 	busy    bool
+	stop    context.CancelFunc
+	ended   chan struct{}
 	trouble string
 }
 
@@ -159,16 +161,25 @@ func (w *Watch) begin(m catalog.Machine, f *fall) {
 		f.starts = 0
 	}
 	wait := pause(f.starts)
+	if wait > 0 && !f.began.IsZero() {
+		f.trouble = fmt.Sprintf("it ended (%s) soon after it was started by itself, %d times in a row; it is started again within %s", m.Exit, f.starts, wait)
+	}
 	f.starts++
 	f.busy, f.began = true, time.Time{}
+	ctx, cancel := context.WithCancel(w.ctx)
+	ended := make(chan struct{})
+	f.stop, f.ended = cancel, ended
 	w.wg.Go(func() {
-		err := w.start(m, wait)
+		defer close(ended)
+		err := w.start(ctx, m, wait)
+		stopped := ctx.Err() != nil
+		cancel()
 		w.mu.Lock()
 		f.busy, f.trouble = false, ""
 		switch {
 		case err == nil:
 			f.began = time.Now()
-		case w.ctx.Err() == nil && !passes(err):
+		case !stopped && !passes(err):
 			f.trouble = fmt.Sprintf("it could not be started by itself, and is tried again in %s: %v", pause(f.starts), err)
 			w.cfg.Log.Warn("start a machine again", "machine", m.Name, "again_in", pause(f.starts), "error", err)
 		}
@@ -188,22 +199,52 @@ func passes(err error) bool {
 }
 
 // start waits and starts the machine, if that is still wanted.
-func (w *Watch) start(m catalog.Machine, wait time.Duration) error {
+func (w *Watch) start(ctx context.Context, m catalog.Machine, wait time.Duration) error {
 	select {
 	case <-time.After(wait):
-	case <-w.ctx.Done():
-		return w.ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	if err := w.slots.Acquire(w.ctx, 1); err != nil {
+	if err := w.slots.Acquire(ctx, 1); err != nil {
 		return err
 	}
 	defer w.slots.Release(1)
-	wanted, err := Wanted(w.ctx, w.cfg.Catalog, w.cfg.Keeper, m.ID)
+	wanted, err := Wanted(ctx, w.cfg.Catalog, w.cfg.Keeper, m.ID)
 	if err != nil || !wanted {
 		return err
 	}
 	w.cfg.Log.Info("start a machine again", "machine", m.Name, "exit", m.Exit)
-	return w.cfg.Start(w.ctx, m.ID)
+	return w.cfg.Start(ctx, m.ID)
+}
+
+// Rest puts a machine to rest, on a person's word, that has ended and would be
+// started again, or is just being started: that is taken back first. It reports
+// whether the machine was one of these.
+func (w *Watch) Rest(ctx context.Context, m catalog.Machine) (bool, error) {
+	resting, err := w.cfg.Catalog.AtRest(ctx)
+	if err != nil || resting[m.ID] || !Applies(m) {
+		return false, err
+	}
+	w.mu.Lock()
+	var stop context.CancelFunc
+	var ended chan struct{}
+	if f := w.fallen[m.ID]; f != nil && f.busy {
+		stop, ended = f.stop, f.ended
+	}
+	w.mu.Unlock()
+	if stop == nil && keeper.State(m, w.cfg.Keeper.Run(m.ID)) != machine.Stopped {
+		return false, nil
+	}
+	if err := w.cfg.Catalog.PutToRest(ctx, m.ID); err != nil || stop == nil {
+		return true, err
+	}
+	stop()
+	select {
+	case <-ended:
+		return true, nil
+	case <-ctx.Done():
+		return true, context.Cause(ctx)
+	}
 }
 
 // pause is how long the start after so many in a row is put off.

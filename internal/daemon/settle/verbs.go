@@ -20,7 +20,7 @@ import (
 // settleOne finishes or undoes one operation by its phase.
 func (s *Settler) settleOne(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
 	if op.Phase == "" {
-		return nil, interrupted(op, "nothing was done")
+		return s.settleUnentered(ctx, op)
 	}
 	switch op.Verb {
 	case "run":
