@@ -18,6 +18,8 @@ type cutStory struct {
 	// spans is how long each verb takes when it is let alone.
 	spans map[string]time.Duration
 	cuts  int
+	// said is what the last command line said.
+	said string
 }
 
 // TestWholeMachinesKilledAtRandomMoments kills the daemon, the monitors and
@@ -84,7 +86,8 @@ func (k *cutStory) cut(name string, victim session.Victim, args ...string) bool 
 	began := time.Now()
 	done := make(chan error, 1)
 	go func() {
-		_, err := cmd.CombinedOutput()
+		out, err := cmd.CombinedOutput()
+		k.said = string(out)
 		done <- err
 	}()
 	time.Sleep(moment) // the one thing there is no event for
@@ -140,6 +143,20 @@ func (k *cutStory) round(name string, victim session.Victim) {
 		want = "base"
 	}
 	k.expect("web", want, "restore")
+
+	for _, step := range [][2]string{{"pause", "paused"}, {"resume", "running"}} {
+		verb, want := step[0], step[1]
+		if state, _ := k.machine("web"); state == want {
+			continue
+		}
+		said := k.cut(name, victim, verb, "web")
+		if state, _ := k.machine("web"); said && state != want || state == want && strings.Contains(k.said, "nothing was done") {
+			k.t.Fatalf("%s: after %s the machine is %s, and it was said: %s", name, verb, state, k.said)
+		}
+	}
+	if state, _ := k.machine("web"); state == "paused" {
+		k.Must(k.t, "resume", "web")
+	}
 
 	k.cut(name, victim, "suspend", "web")
 	if state, _ := k.machine("web"); state == "suspended" {
