@@ -226,8 +226,9 @@ func (r Rules) Decide(w World, protocol string, to netip.AddrPort) Reason {
 // ports can be allowed. Lists are not looked at: it is what a name may resolve to.
 func (r Rules) Address(w World, a netip.Addr) Reason {
 	a = a.Unmap().WithZone("")
-	if why := r.within(a); why != "" && why != Private {
-		return why
+	switch r.classify(a) {
+	case Metadata, Unspecified, Loopback, LinkLocal, Broadcast, Multicast:
+		return r.classify(a) // whoever has it: no allowed port opens these
 	}
 	if inner, ok := embedded(a); w.IsHost(a) || ok && w.IsHost(inner) {
 		return Host

@@ -8,13 +8,13 @@ import (
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
-// world is a host with two addresses, and names with their addresses.
+// world is a host with some addresses, and names with their addresses.
 type world struct {
 	names map[string][]netip.Addr
 }
 
 func (world) IsHost(a netip.Addr) bool {
-	for _, own := range []string{"192.168.7.20", "8.8.4.4", "2600::20", "fd12::20"} {
+	for _, own := range []string{"192.168.7.20", "8.8.4.4", "2600::20", "fd12::20", "192.0.2.2", "240.0.0.2", "169.254.1.2", "169.254.169.254", "127.0.0.1", "0.0.0.0"} {
 		if a == netip.MustParseAddr(own) {
 			return true
 		}
@@ -69,6 +69,10 @@ func TestRanges(t *testing.T) {
 		{"192.168.7.20", Host, Host},
 		{"2600::20", Host, Host},
 		{"fd12::20", Host, Host},
+		{"192.0.2.2", Host, Host}, // of a reserved block, too
+		{"240.0.0.2", Host, Host},
+		{"64:ff9b::192.0.2.2", Host, Host},
+		{"169.254.1.2", LinkLocal, LinkLocal},
 		// Private.
 		{"10.0.0.0", Private, ""},
 		{"10.255.255.255", Private, ""},
@@ -171,6 +175,11 @@ func TestAllowHost(t *testing.T) {
 			"127.0.0.1:5432":         Loopback, // the guest has its own
 			"169.254.169.254:5432":   Metadata,
 			"[64:ff9b::8.8.4.4]:543": Host,
+			"192.0.2.2:5432":         "",
+			"192.0.2.2:80":           Host,
+			"192.0.2.3:5432":         Documentation,
+			"169.254.1.2:5432":       LinkLocal,
+			"0.0.0.0:5432":           Unspecified,
 		} {
 			if got := r.Decide(world{}, TCP, netip.MustParseAddrPort(to)); got != want {
 				t.Errorf("%s, %s: %q, want %q", mode, to, got, want)
