@@ -164,6 +164,13 @@ func TestDNS(t *testing.T) {
 	if r := n.Report(); r.Reasons[policy.Rebinding] != 6 {
 		t.Errorf("%+v", r)
 	}
+	var why []string
+	for _, r := range n.Report().Destinations {
+		why = append(why, r.To+" "+r.Why())
+	}
+	if want := "private.example name of a refused address (192.168.1.1, private)"; !slices.Contains(why, want) || len(why) != 2 {
+		t.Errorf("%q, want 2 and %q", why, want)
+	}
 }
 
 // TestAllowList: listed names are resolved, others are not; and an address is the

@@ -100,7 +100,7 @@ func New(cfg Config) *Network {
 	n.names = names.New(names.Config{
 		Rules: cfg.Rules, Host: cfg.Host, HostName: HostName,
 		Gateways: []netip.Addr{netip.MustParseAddr(Gateway4), netip.MustParseAddr(Gateway6)},
-		Refused:  func(name string, why policy.Reason) { n.refusals.add("dns", name, why) },
+		Refused:  func(name string, why policy.Reason, what string) { n.refusals.add("dns", name, why, what) },
 	})
 	return n
 }

@@ -333,7 +333,7 @@ func TestGatewayEnds(t *testing.T) {
 func TestReportIsBounded(t *testing.T) {
 	r := newRefusals()
 	for i := range 1000 {
-		r.add("tcp", fmt.Sprint("1.1.1.1:", i), policy.Private)
+		r.add("tcp", fmt.Sprint("1.1.1.1:", i), policy.Private, "")
 	}
 	report := r.report()
 	if report.Total != 1000 || len(report.Destinations) != maxDestinations || report.Destinations[0].To != "1.1.1.1:999" {

@@ -36,7 +36,7 @@ func (s *session) allowed(protocol string, id stack.TransportEndpointID) bool {
 		why = s.cfg.Rules.Decide(s.names, protocol, to)
 	}
 	if why != "" {
-		s.refusals.add(protocol, to.String(), why)
+		s.refusals.add(protocol, to.String(), why, "")
 	}
 	return why == ""
 }

@@ -2,6 +2,7 @@ package network
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -20,9 +21,19 @@ type Refusal struct {
 	// To is ADDRESS:PORT, an address (icmp) or a name (dns).
 	To     string        `json:"to"`
 	Reason policy.Reason `json:"reason"`
-	Count  uint64        `json:"count"`
+	// What is the address of a name that was refused last, and why it was; else "".
+	What  string `json:"what,omitempty"`
+	Count uint64 `json:"count"`
 	// Last is when it was refused last, by the host's clock.
 	Last time.Time `json:"last"`
+}
+
+// Why is the reason for people.
+func (r Refusal) Why() string {
+	if r.What == "" {
+		return string(r.Reason)
+	}
+	return fmt.Sprintf("%s (%s)", r.Reason, r.What)
 }
 
 // Report is what the network of a machine has refused since its New.
@@ -50,8 +61,8 @@ func newRefusals() *refusals {
 	return &refusals{reasons: make(map[policy.Reason]uint64), last: make(map[refusalKey]*Refusal)}
 }
 
-// add counts one refusal.
-func (r *refusals) add(protocol, to string, why policy.Reason) {
+// add counts one refusal; what is Refusal.What.
+func (r *refusals) add(protocol, to string, why policy.Reason, what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.total++
@@ -65,6 +76,7 @@ func (r *refusals) add(protocol, to string, why policy.Reason) {
 		known = &Refusal{Protocol: protocol, To: to, Reason: why}
 		r.last[key] = known
 	}
+	known.What = what
 	known.Count++
 	known.Last = time.Now()
 }

@@ -107,5 +107,5 @@ func destination(id stack.TransportEndpointID) netip.AddrPort {
 
 // refused counts what has no way out.
 func (s *session) refused(protocol string, to netip.Addr) {
-	s.refusals.add(protocol, to.String(), policy.Protocol)
+	s.refusals.add(protocol, to.String(), policy.Protocol, "")
 }

@@ -54,7 +54,7 @@ func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 	}
 	n, ok := s.enter(&s.tcp, s.limits.tcp)
 	if !ok {
-		s.refusals.add(policy.TCP, to.String(), policy.Limit)
+		s.refusals.add(policy.TCP, to.String(), policy.Limit, "")
 		r.Complete(true)
 		return
 	}

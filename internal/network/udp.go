@@ -25,7 +25,7 @@ func (s *session) admitUDP(id stack.TransportEndpointID) bool {
 		return false
 	}
 	if _, ok := s.enter(&s.udp, s.limits.udp); !ok {
-		s.refusals.add(policy.UDP, destination(id).String(), policy.Limit)
+		s.refusals.add(policy.UDP, destination(id).String(), policy.Limit, "")
 		return false
 	}
 	return true

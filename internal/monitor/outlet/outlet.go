@@ -123,7 +123,7 @@ func (o *Outlet) Refused() (*monitorv1.NetworkResponse, error) {
 	answer := &monitorv1.NetworkResponse{Total: report.Total}
 	for _, r := range report.Destinations {
 		answer.Refusals = append(answer.Refusals, &monitorv1.NetworkRefusal{
-			Protocol: r.Protocol, To: r.To, Reason: string(r.Reason), Count: r.Count, LastUnixNano: r.Last.UnixNano(),
+			Protocol: r.Protocol, To: r.To, Reason: r.Why(), Count: r.Count, LastUnixNano: r.Last.UnixNano(),
 		})
 	}
 	return answer, nil

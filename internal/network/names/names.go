@@ -6,6 +6,7 @@ package names
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -33,8 +34,9 @@ type Config struct {
 	// HostName is the name that the gateways have.
 	HostName string
 	Gateways []netip.Addr
-	// Refused is told of each name that is not resolved, or not to all its addresses.
-	Refused func(name string, why policy.Reason)
+	// Refused is told of each name that the guest has asked for and that is not
+	// resolved, or not to all its addresses; what is one of these, or "".
+	Refused func(name string, why policy.Reason, what string)
 }
 
 const (
@@ -87,7 +89,7 @@ func (s *Server) pin(name string, a netip.Addr) {
 
 // Prime asks for the addresses of all listed names: a guest that continues from
 // a checkpoint may go on with those that it knows. It ends with ctx, or with the
-// last answer.
+// last answer. Refused is not told: the guest has asked for none of them.
 func (s *Server) Prime(ctx context.Context) {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -103,7 +105,7 @@ func (s *Server) Prime(ctx context.Context) {
 			}
 			packed, err := query.Pack()
 			if err == nil {
-				asked.Go(func() { s.Answer(ctx, packed, policy.UDP) })
+				asked.Go(func() { s.answer(ctx, packed, policy.UDP, func(string, policy.Reason, string) {}) })
 			}
 		}
 	}
@@ -111,6 +113,10 @@ func (s *Server) Prime(ctx context.Context) {
 
 // Answer is the response to a query that came by the protocol; nil for what is none.
 func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []byte {
+	return s.answer(ctx, query, protocol, s.cfg.Refused)
+}
+
+func (s *Server) answer(ctx context.Context, query []byte, protocol string, refused func(string, policy.Reason, string)) []byte {
 	var p dnsmessage.Parser
 	header, err := p.Start(query)
 	if err != nil || header.Response {
@@ -129,7 +135,7 @@ func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []by
 		return s.gateways(header, q)
 	}
 	if allowed, _ := s.cfg.Rules.Lists(name); !allowed {
-		s.cfg.Refused(name, policy.NotListed)
+		refused(name, policy.NotListed, "")
 		return reply(header, &q, dnsmessage.RCodeNameError)
 	}
 	select {
@@ -142,7 +148,7 @@ func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []by
 	if err != nil {
 		return reply(header, &q, dnsmessage.RCodeServerFailure)
 	}
-	filtered, err := s.filter(answer, name)
+	filtered, what, err := s.filter(answer, name)
 	if err != nil && truncated(answer) {
 		m := message(header, &q, dnsmessage.RCodeSuccess)
 		m.Truncated = true // it is asked for again, by TCP
@@ -151,6 +157,9 @@ func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []by
 	if err != nil {
 		return reply(header, &q, dnsmessage.RCodeServerFailure)
 	}
+	if what != "" {
+		refused(name, policy.Rebinding, what)
+	}
 	return filtered
 }
 
@@ -158,14 +167,15 @@ func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []by
 func truncated(m []byte) bool { return len(m) >= headerBytes && m[2]&2 != 0 }
 
 // filter leaves out of an answer the addresses that may not be reached, and
-// pins the others to the name that was asked for, if it is a listed one.
-func (s *Server) filter(answer []byte, name string) ([]byte, error) {
+// pins the others to the name that was asked for, if it is a listed one. refused
+// is the first address of the name's that was left out, and why.
+func (s *Server) filter(answer []byte, name string) (filtered []byte, refused string, err error) {
 	var m dnsmessage.Message
 	if err := m.Unpack(answer); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	_, pin := s.cfg.Rules.Lists(name)
-	refused := false
+	left := ""
 	drop := func(r dnsmessage.Resource) bool {
 		var a netip.Addr
 		switch body := r.Body.(type) {
@@ -180,19 +190,20 @@ func (s *Server) filter(answer []byte, name string) ([]byte, error) {
 		if why == "" && pin {
 			s.pin(name, a)
 		}
-		refused = refused || why != ""
+		if why != "" && left == "" {
+			left = fmt.Sprintf("%s, %s", a, why)
+		}
 		return why != ""
 	}
 	m.Answers = slices.DeleteFunc(m.Answers, drop)
-	if refused {
-		s.cfg.Refused(name, policy.Rebinding)
-	}
+	refused = left
 	m.Authorities = slices.DeleteFunc(m.Authorities, drop)
 	m.Additionals = slices.DeleteFunc(m.Additionals, drop)
-	if !refused {
-		return answer, nil
+	if left == "" {
+		return answer, "", nil
 	}
-	return m.Pack()
+	filtered, err = m.Pack()
+	return filtered, refused, err
 }
 
 // gateways answers for the host's name.

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -27,7 +29,53 @@ func server(t testing.TB) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return New(Config{Rules: rules, Host: nowhere{}, HostName: "host.test", Refused: func(string, policy.Reason) {}})
+	return New(Config{Rules: rules, Host: nowhere{}, HostName: "host.test", Refused: func(string, policy.Reason, string) {}})
+}
+
+// inside is a host whose name server has private addresses only.
+type inside struct{ nowhere }
+
+func (inside) Nameservers() []netip.AddrPort {
+	return []netip.AddrPort{netip.MustParseAddrPort("10.0.0.53:53")}
+}
+
+func (inside) Dial(context.Context, string, netip.AddrPort) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	go func() {
+		defer theirs.Close()
+		buf := make([]byte, maxMessage)
+		n, err := theirs.Read(buf)
+		var m dnsmessage.Message
+		if err != nil || m.Unpack(buf[:n]) != nil {
+			return
+		}
+		m.Response = true
+		for _, last := range []byte{5, 6} {
+			h := dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassINET}
+			m.Answers = append(m.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.AResource{A: [4]byte{10, 0, 0, last}}})
+		}
+		_, _ = theirs.Write(packed(m))
+	}()
+	return ours, nil
+}
+
+// TestRefusedIsTold: with the address and what it is, and of what the guest has
+// asked for only.
+func TestRefusedIsTold(t *testing.T) {
+	s := server(t)
+	s.cfg.Host = inside{}
+	var told []string
+	s.cfg.Refused = func(name string, why policy.Reason, what string) {
+		told = append(told, fmt.Sprintf("%s: %s: %s", name, why, what))
+	}
+	s.Prime(t.Context())
+	if told != nil {
+		t.Errorf("the guest has asked for nothing, and is refused %q", told)
+	}
+	s.Answer(t.Context(), query(t, "listed.example."), policy.UDP)
+	if want := []string{"listed.example: name of a refused address: 10.0.0.5, private"}; !slices.Equal(told, want) {
+		t.Errorf("%q, want %q", told, want)
+	}
 }
 
 func query(t testing.TB, name string) []byte {
@@ -108,7 +156,7 @@ func FuzzFilter(f *testing.F) {
 	f.Add(b)
 	s := server(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		out, err := s.filter(b, "listed.example")
+		out, _, err := s.filter(b, "listed.example")
 		if err != nil {
 			return
 		}
