@@ -14,8 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/holdpoint/holdpoint/internal/network/policy"
@@ -78,6 +81,32 @@ func TestBlackHole(t *testing.T) {
 	}
 	if tried := o.tried("tcp", "1.1.1.1:81"); tried < 2 {
 		t.Errorf("it was tried %d times", tried)
+	}
+}
+
+// TestRepeatedSYN: one that is repeated while the connection is being made leaves
+// nothing behind.
+func TestRepeatedSYN(t *testing.T) {
+	s := &session{syns: make(map[stack.TransportEndpointID]uint32)}
+	syn := func(seq uint32) *stack.PacketBuffer {
+		h := make(header.TCP, header.TCPMinimumSize)
+		h.Encode(&header.TCPFields{SeqNum: seq, DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn})
+		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(h)})
+		if _, ok := pkt.TransportHeader().Consume(len(h)); !ok {
+			t.Fatal("no header")
+		}
+		return pkt
+	}
+	id := stack.TransportEndpointID{RemotePort: 1}
+	s.noteSYN(id, syn(7))
+	seq, known, forget := s.notedSYN(id)
+	s.noteSYN(id, syn(7))
+	if seq != 7 || !known {
+		t.Errorf("%d, %v", seq, known)
+	}
+	forget()
+	if len(s.syns) != 0 {
+		t.Errorf("left: %v", s.syns)
 	}
 }
 

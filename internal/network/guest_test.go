@@ -68,6 +68,8 @@ func (o *outside) IsHost(a netip.Addr) bool {
 	return false
 }
 
+func (o *outside) IsBroadcast(a netip.Addr) bool { return a == netip.MustParseAddr("8.8.7.255") }
+
 func (o *outside) Dial(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error) {
 	o.mu.Lock()
 	at, errno := o.servers[protocol+" "+to.String()], o.errs[protocol+" "+to.String()]

@@ -111,10 +111,28 @@ func (s *session) takes(frame []byte) bool {
 			return false
 		}
 		to := netAddr(ip.DestinationAddress())
-		if ip.NextHeader() != uint8(header.ICMPv6ProtocolNumber) || ip.DestinationAddress() == address(Gateway6) || to.IsMulticast() || to.IsLinkLocalUnicast() {
+		if !mayBeICMP6(ip.NextHeader(), packet[header.IPv6MinimumSize:]) || ip.DestinationAddress() == address(Gateway6) || to.IsMulticast() || to.IsLinkLocalUnicast() {
 			return true
 		}
 		s.refused("icmp", to)
 	}
 	return false
+}
+
+// mayBeICMP6 reports whether a packet carries ICMPv6, also behind extension headers
+// (RFC 8200), or may do: of a later fragment that cannot be told.
+func mayBeICMP6(next uint8, rest []byte) bool {
+	for {
+		switch header.IPv6ExtensionHeaderIdentifier(next) {
+		case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier:
+			if len(rest) < 2 || len(rest) < 8*(int(rest[1])+1) {
+				return true
+			}
+			next, rest = rest[0], rest[8*(int(rest[1])+1):]
+		case header.IPv6FragmentExtHdrIdentifier:
+			return len(rest) < 8 || rest[0] != uint8(header.UDPProtocolNumber) && rest[0] != uint8(header.TCPProtocolNumber)
+		default:
+			return next == uint8(header.ICMPv6ProtocolNumber)
+		}
+	}
 }

@@ -58,6 +58,8 @@ const MTU = 16384
 type Host interface {
 	// IsHost reports whether the address is one of the host's own.
 	IsHost(a netip.Addr) bool
+	// IsBroadcast reports whether packets to the address go to more than one host.
+	IsBroadcast(a netip.Addr) bool
 	// Dial connects by policy.TCP or policy.UDP; nothing is refused here.
 	Dial(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error)
 	// Nameservers are those that the host asks itself, the first one first.

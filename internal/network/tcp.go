@@ -47,7 +47,8 @@ const keepInterval = 75 * time.Second
 func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	to := destination(id)
-	seq, known := s.takeSYN(id)
+	seq, known, forget := s.notedSYN(id)
+	defer forget()
 	if !s.allowed(policy.TCP, id) {
 		r.Complete(true)
 		return
@@ -61,6 +62,7 @@ func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 	defer s.leave(&s.tcp)
 	if isDNS(to) {
 		if guest := s.accept(r, manyRoom); guest != nil {
+			forget()
 			defer context.AfterFunc(s.ctx, guest.ep.Abort)()
 			s.names.ServeStream(s.ctx, guest)
 		}
@@ -83,6 +85,7 @@ func (s *session) forwardTCP(r *tcp.ForwarderRequest) {
 		reset(outside)
 		return
 	}
+	forget()
 	s.relay(guest, outside, room(n)/4)
 }
 

@@ -3,6 +3,7 @@ package network
 import (
 	"encoding/binary"
 	"errors"
+	"sync"
 	"syscall"
 
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -64,12 +65,17 @@ func (s *session) noteSYN(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 	}
 }
 
-func (s *session) takeSYN(id stack.TransportEndpointID) (seq uint32, ok bool) {
+// notedSYN is what was noted; forget is called once the guest was answered, or will
+// not be: it may repeat itself until then.
+func (s *session) notedSYN(id stack.TransportEndpointID) (seq uint32, ok bool, forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seq, ok = s.syns[id]
-	delete(s.syns, id)
-	return seq, ok
+	return seq, ok, sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.syns, id)
+	})
 }
 
 // tellUnreachable sends what a router sends to whom it cannot serve, with the

@@ -290,7 +290,7 @@ func zooRefused(t *testing.T, g *guest, n *Network, arrived *atomic.Int64) {
 		"64:ff9b::7f00:1": policy.Loopback, "64:ff9b::a9fe:a9fe": policy.Metadata, "2002:7f00:1::1": policy.Loopback,
 		// The host's own: on an interface, on its loopback, by a route, a subnet's broadcast.
 		"9.9.9.1": policy.Host, "192.168.77.1": policy.Host, "8.8.4.4": policy.Host, "5.5.5.77": policy.Host,
-		"2a00::1": policy.Host, "fd00:77::1": policy.Host, "2600::20": policy.Host, "9.9.9.255": policy.Host,
+		"2a00::1": policy.Host, "fd00:77::1": policy.Host, "2600::20": policy.Host, "9.9.9.255": policy.Broadcast,
 	} {
 		at := netip.AddrPortFrom(netip.MustParseAddr(to), echoPort).String()
 		began := time.Now()
@@ -302,6 +302,13 @@ func zooRefused(t *testing.T, g *guest, n *Network, arrived *atomic.Int64) {
 			t.Errorf("%s is not refused as %q: %+v", at, why, n.Report().Destinations)
 		}
 		unreachable(t, g.dialUDP(at))
+	}
+	// A port of the host that is allowed is one of its own addresses.
+	for _, at := range []string{"9.9.9.255:5432", "192.168.77.255:5432"} {
+		unreachable(t, g.dialUDP(at))
+		if !slices.ContainsFunc(n.Report().Destinations, func(r Refusal) bool { return r.To == at && r.Reason == policy.Broadcast }) {
+			t.Errorf("%s is not refused as broadcast: %+v", at, n.Report().Destinations)
+		}
 	}
 	if now := arrived.Load(); now != before {
 		t.Errorf("%d connections came out", now-before)

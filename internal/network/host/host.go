@@ -16,8 +16,8 @@ import (
 type Host struct{}
 
 // IsHost reports whether the address leads back to the host: an interface has
-// it, or it is a subnet's broadcast address, or the kernel delivers it here for
-// another reason. When that cannot be found out, each address is the host's.
+// it, or the kernel delivers it here for another reason. When that cannot be found
+// out, each address is the host's.
 func (Host) IsHost(a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
 	own, err := net.InterfaceAddrs()
@@ -25,27 +25,42 @@ func (Host) IsHost(a netip.Addr) bool {
 		return true
 	}
 	for _, n := range own {
-		if n, ok := n.(*net.IPNet); ok && covers(n, a) {
+		if n, ok := n.(*net.IPNet); ok && addressOf(n) == a {
 			return true
 		}
 	}
-	back, err := comesBack(a)
-	return back || err != nil
+	to, err := lookUp(a)
+	return err != nil || to == here
 }
 
-// covers reports whether the address is that of the interface, or the broadcast
-// address of its subnet.
-func covers(n *net.IPNet, a netip.Addr) bool {
-	own, ok := netip.AddrFromSlice(n.IP)
-	if !ok {
-		return false
-	}
-	own = own.Unmap()
-	if own == a {
+// IsBroadcast reports whether packets to the address go to all of a subnet, or to
+// others besides the host. When that cannot be found out, all do.
+func (Host) IsBroadcast(a netip.Addr) bool {
+	a = a.Unmap().WithZone("")
+	own, err := net.InterfaceAddrs()
+	if err != nil {
 		return true
 	}
+	for _, n := range own {
+		if n, ok := n.(*net.IPNet); ok && isLast(n, a) {
+			return true
+		}
+	}
+	to, err := lookUp(a)
+	return err != nil || to == many
+}
+
+func addressOf(n *net.IPNet) netip.Addr {
+	a, _ := netip.AddrFromSlice(n.IP)
+	return a.Unmap()
+}
+
+// isLast reports whether the address is the last one of the subnet, and not the
+// interface's own.
+func isLast(n *net.IPNet, a netip.Addr) bool {
+	own := addressOf(n)
 	ones, bits := n.Mask.Size()
-	if !own.Is4() || !a.Is4() || bits != 32 || ones > 30 {
+	if own == a || !own.Is4() || !a.Is4() || bits != 32 || ones > 30 {
 		return false
 	}
 	last := own.As4()
@@ -55,9 +70,19 @@ func covers(n *net.IPNet, a netip.Addr) bool {
 	return a == netip.AddrFrom4(last)
 }
 
-// Dial connects. The connection is a *net.TCPConn or *net.UDPConn.
+// way is where the kernel sends what is sent to an address.
+type way int
+
+const (
+	elsewhere way = iota
+	here
+	many
+)
+
+// Dial connects. The connection is a *net.TCPConn or *net.UDPConn. It is refused for
+// what is a broadcast address to the kernel.
 func (Host) Dial(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error) {
-	var d net.Dialer
+	d := net.Dialer{Control: withoutBroadcast}
 	return d.DialContext(ctx, protocol, to.String())
 }
 

@@ -30,13 +30,22 @@ func TestIsHost(t *testing.T) {
 	}
 }
 
-func TestCoversBroadcast(t *testing.T) {
+func TestIsBroadcast(t *testing.T) {
 	_, n, _ := net.ParseCIDR("192.168.4.0/22")
 	n.IP = net.ParseIP("192.168.5.9")
-	for addr, want := range map[string]bool{"192.168.5.9": true, "192.168.7.255": true, "192.168.5.255": false, "192.168.5.8": false, "::1": false} {
-		if got := covers(n, netip.MustParseAddr(addr)); got != want {
+	for addr, want := range map[string]bool{"192.168.5.9": false, "192.168.7.255": true, "192.168.5.255": false, "192.168.5.8": false, "::1": false} {
+		if got := isLast(n, netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: %v", addr, got)
 		}
+	}
+	for addr, want := range map[string]bool{"127.255.255.255": true, "255.255.255.255": true, "127.0.0.1": false, "192.0.2.77": false} {
+		if got := (Host{}).IsBroadcast(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s: %v", addr, got)
+		}
+	}
+	if conn, err := (Host{}).Dial(t.Context(), "udp", netip.MustParseAddrPort("127.255.255.255:9")); err == nil {
+		_ = conn.Close()
+		t.Error("a broadcast address is connected to")
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 // Host is what is asked, and whose addresses are not given out.
 type Host interface {
 	IsHost(a netip.Addr) bool
+	IsBroadcast(a netip.Addr) bool
 	Dial(ctx context.Context, protocol string, to netip.AddrPort) (net.Conn, error)
 	Nameservers() []netip.AddrPort
 }
@@ -42,6 +43,8 @@ type Config struct {
 const (
 	// maxMessage is the most that a DNS message may have, in bytes.
 	maxMessage = 65535
+	// maxQuery is the most that a query may have: one question, and options.
+	maxQuery = 4096
 	// maxPinned bounds the addresses remembered for one name; the oldest go first.
 	maxPinned = 1024
 	// concurrent bounds the queries under way.
@@ -69,6 +72,9 @@ func New(cfg Config) *Server {
 
 // IsHost makes a Server what policy decides by.
 func (s *Server) IsHost(a netip.Addr) bool { return s.cfg.Host.IsHost(a) }
+
+// IsBroadcast makes a Server what policy decides by.
+func (s *Server) IsBroadcast(a netip.Addr) bool { return s.cfg.Host.IsBroadcast(a) }
 
 // HasName reports whether the address was an answer for the listed name.
 func (s *Server) HasName(a netip.Addr, name string) bool {
@@ -105,21 +111,27 @@ func (s *Server) Prime(ctx context.Context) {
 			}
 			packed, err := query.Pack()
 			if err == nil {
-				asked.Go(func() { s.answer(ctx, packed, policy.UDP, func(string, policy.Reason, string) {}) })
+				asked.Go(func() {
+					select {
+					case s.busy <- struct{}{}:
+						defer func() { <-s.busy }()
+						if answer, err := s.ask(ctx, packed, policy.UDP); err == nil {
+							_, _, _ = s.filter(answer, name) // which pins them
+						}
+					case <-ctx.Done():
+					}
+				})
 			}
 		}
 	}
 }
 
-// Answer is the response to a query that came by the protocol; nil for what is none.
+// Answer is the response to a query that came by the protocol; nil for what is
+// none. It never waits for other queries: one too many is refused.
 func (s *Server) Answer(ctx context.Context, query []byte, protocol string) []byte {
-	return s.answer(ctx, query, protocol, s.cfg.Refused)
-}
-
-func (s *Server) answer(ctx context.Context, query []byte, protocol string, refused func(string, policy.Reason, string)) []byte {
 	var p dnsmessage.Parser
 	header, err := p.Start(query)
-	if err != nil || header.Response {
+	if err != nil || header.Response || len(query) > maxQuery {
 		return nil
 	}
 	questions, err := p.AllQuestions()
@@ -127,7 +139,7 @@ func (s *Server) answer(ctx context.Context, query []byte, protocol string, refu
 		return reply(header, nil, dnsmessage.RCodeFormatError)
 	}
 	q := questions[0]
-	name := strings.ToLower(strings.TrimSuffix(q.Name.String(), "."))
+	name := canonical(q.Name)
 	switch {
 	case header.OpCode != 0:
 		return reply(header, &q, dnsmessage.RCodeNotImplemented)
@@ -135,14 +147,15 @@ func (s *Server) answer(ctx context.Context, query []byte, protocol string, refu
 		return s.gateways(header, q)
 	}
 	if allowed, _ := s.cfg.Rules.Lists(name); !allowed {
-		refused(name, policy.NotListed, "")
+		s.cfg.Refused(name, policy.NotListed, "")
 		return reply(header, &q, dnsmessage.RCodeNameError)
 	}
 	select {
 	case s.busy <- struct{}{}:
 		defer func() { <-s.busy }()
-	case <-ctx.Done():
-		return nil
+	default:
+		s.cfg.Refused(name, policy.Queries, "")
+		return reply(header, &q, dnsmessage.RCodeServerFailure)
 	}
 	answer, err := s.ask(ctx, query, protocol)
 	if err != nil {
@@ -158,10 +171,13 @@ func (s *Server) answer(ctx context.Context, query []byte, protocol string, refu
 		return reply(header, &q, dnsmessage.RCodeServerFailure)
 	}
 	if what != "" {
-		refused(name, policy.Rebinding, what)
+		s.cfg.Refused(name, policy.Rebinding, what)
 	}
 	return filtered
 }
+
+// canonical is a name as it is compared.
+func canonical(n dnsmessage.Name) string { return strings.ToLower(strings.TrimSuffix(n.String(), ".")) }
 
 // truncated reports whether the message says that not all of it is there.
 func truncated(m []byte) bool { return len(m) >= headerBytes && m[2]&2 != 0 }
@@ -174,7 +190,8 @@ func (s *Server) filter(answer []byte, name string) (filtered []byte, refused st
 	if err := m.Unpack(answer); err != nil {
 		return nil, "", err
 	}
-	_, pin := s.cfg.Rules.Lists(name)
+	_, listed := s.cfg.Rules.Lists(name)
+	owners := aliases(m.Answers, name)
 	left := ""
 	drop := func(r dnsmessage.Resource) bool {
 		var a netip.Addr
@@ -187,7 +204,7 @@ func (s *Server) filter(answer []byte, name string) (filtered []byte, refused st
 			return false
 		}
 		why := s.cfg.Rules.Address(s, a)
-		if why == "" && pin {
+		if why == "" && listed && owners[canonical(r.Header.Name)] {
 			s.pin(name, a)
 		}
 		if why != "" && left == "" {
@@ -196,7 +213,7 @@ func (s *Server) filter(answer []byte, name string) (filtered []byte, refused st
 		return why != ""
 	}
 	m.Answers = slices.DeleteFunc(m.Answers, drop)
-	refused = left
+	refused, owners = left, nil // what else is told is nobody's address
 	m.Authorities = slices.DeleteFunc(m.Authorities, drop)
 	m.Additionals = slices.DeleteFunc(m.Additionals, drop)
 	if left == "" {
@@ -204,6 +221,24 @@ func (s *Server) filter(answer []byte, name string) (filtered []byte, refused st
 	}
 	filtered, err = m.Pack()
 	return filtered, refused, err
+}
+
+// aliases are the names that the answers say are the same as the one that was asked
+// for, with it.
+func aliases(answers []dnsmessage.Resource, name string) map[string]bool {
+	owners := map[string]bool{name: true}
+	for range answers { // they may be in any order
+		before := len(owners)
+		for _, r := range answers {
+			if alias, ok := r.Body.(*dnsmessage.CNAMEResource); ok && owners[canonical(r.Header.Name)] {
+				owners[canonical(alias.CNAME)] = true
+			}
+		}
+		if len(owners) == before {
+			break
+		}
+	}
+	return owners
 }
 
 // gateways answers for the host's name.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -17,7 +18,8 @@ import (
 
 type nowhere struct{}
 
-func (nowhere) IsHost(netip.Addr) bool { return false }
+func (nowhere) IsHost(netip.Addr) bool      { return false }
+func (nowhere) IsBroadcast(netip.Addr) bool { return false }
 func (nowhere) Dial(context.Context, string, netip.AddrPort) (net.Conn, error) {
 	return nil, errors.New("no route")
 }
@@ -107,6 +109,80 @@ func TestAnswers(t *testing.T) {
 		if answers(m, q) {
 			t.Errorf("%s is an answer", what)
 		}
+	}
+}
+
+// TestPinsAreTheNames: what else an answer tells of is not the listed name's.
+func TestPinsAreTheNames(t *testing.T) {
+	s := server(t)
+	record := func(owner string, body dnsmessage.ResourceBody) dnsmessage.Resource {
+		return dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName(owner), Class: dnsmessage.ClassINET}, Body: body}
+	}
+	addr := func(last byte) *dnsmessage.AResource { return &dnsmessage.AResource{A: [4]byte{9, 9, 9, last}} }
+	alias := func(to string) *dnsmessage.CNAMEResource {
+		return &dnsmessage.CNAMEResource{CNAME: dnsmessage.MustNewName(to)}
+	}
+	m := dnsmessage.Message{
+		Header: dnsmessage.Header{Response: true},
+		Answers: []dnsmessage.Resource{
+			record("Edge.example.", addr(1)), record("cdn.example.", alias("edge.example.")), record("LISTED.example.", alias("cdn.example.")),
+			record("listed.example.", addr(2)), record("unrelated.example.", addr(3)),
+		},
+		Authorities: []dnsmessage.Resource{record("listed.example.", addr(4))},
+		Additionals: []dnsmessage.Resource{record("ns.other.test.", addr(5)), record("edge.example.", addr(6))},
+	}
+	if _, _, err := s.filter(packed(m), "listed.example"); err != nil {
+		t.Fatal(err)
+	}
+	for last, want := range []bool{1: true, 2: true, 3: false, 4: false, 5: false, 6: false} {
+		if got := s.HasName(netip.AddrFrom4([4]byte{9, 9, 9, byte(last)}), "listed.example"); got != want {
+			t.Errorf("9.9.9.%d: %v", last, got)
+		}
+	}
+}
+
+// silent is a host whose name server never answers; asked is told of each query.
+type silent struct {
+	inside
+	asked chan struct{}
+}
+
+func (s silent) Dial(ctx context.Context, _ string, _ netip.AddrPort) (net.Conn, error) {
+	s.asked <- struct{}{}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestQueriesAreBounded: one too many is refused at once, and holds nothing.
+func TestQueriesAreBounded(t *testing.T) {
+	s := server(t)
+	host := silent{asked: make(chan struct{})}
+	s.cfg.Host = host
+	refused := 0
+	s.cfg.Refused = func(_ string, why policy.Reason, _ string) {
+		if why == policy.Queries {
+			refused++
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var busy sync.WaitGroup
+	for range concurrent {
+		busy.Go(func() { s.Answer(ctx, query(t, "listed.example."), policy.UDP) })
+		<-host.asked
+	}
+	for range 10 {
+		var m dnsmessage.Message
+		if err := m.Unpack(s.Answer(ctx, query(t, "listed.example."), policy.UDP)); err != nil || m.RCode != dnsmessage.RCodeServerFailure {
+			t.Errorf("%+v, %v", m, err)
+		}
+	}
+	if refused != 10 {
+		t.Errorf("%d were refused", refused)
+	}
+	cancel()
+	busy.Wait()
+	if answer := s.Answer(t.Context(), append(query(t, "listed.example."), make([]byte, maxQuery)...), policy.UDP); answer != nil {
+		t.Errorf("a query that is too long is answered: %q", answer)
 	}
 }
 

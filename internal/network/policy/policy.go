@@ -28,7 +28,7 @@ const (
 type Reason string
 
 // The reasons. NotListed is what an allow list does not name, Rebinding a name
-// whose addresses are refused, Limit a machine with too many connections.
+// whose addresses are refused, Limit and Queries what is too much at the same time.
 const (
 	Host          Reason = "address of the host"
 	Metadata      Reason = "metadata service"
@@ -44,6 +44,7 @@ const (
 	NotListed     Reason = "not listed"
 	Rebinding     Reason = "name of a refused address"
 	Limit         Reason = "too many connections"
+	Queries       Reason = "too many queries"
 	Protocol      Reason = "protocol"
 )
 
@@ -98,6 +99,9 @@ func (p Policy) Compile() (Rules, error) {
 		return Rules{}, errdefs.New(errdefs.Invalid, "network: %d destinations and %d ports of the host are listed, at most %d each", len(p.Allow), len(p.AllowHost), maxList)
 	}
 	for _, port := range p.AllowHost {
+		if port == 53 {
+			return Rules{}, errdefs.New(errdefs.Invalid, "allow-host 53: the machine's own name server answers there; let the host's listen at another port")
+		}
 		if port < 1 || port > 65535 {
 			return Rules{}, errdefs.New(errdefs.Invalid, "allow-host %d: give a port from 1 to 65535", port)
 		}
@@ -190,6 +194,8 @@ func Canonical(name string) (canonical string, ok bool) {
 type World interface {
 	// IsHost reports whether the address is one of the host's own.
 	IsHost(a netip.Addr) bool
+	// IsBroadcast reports whether packets to the address go to more than one host.
+	IsBroadcast(a netip.Addr) bool
 	// HasName reports whether the address is one that the listed name has.
 	HasName(a netip.Addr, name string) bool
 }
@@ -230,7 +236,11 @@ func (r Rules) Address(w World, a netip.Addr) Reason {
 	case Metadata, Unspecified, Loopback, LinkLocal, Broadcast, Multicast:
 		return r.classify(a) // whoever has it: no allowed port opens these
 	}
-	if inner, ok := embedded(a); w.IsHost(a) || ok && w.IsHost(inner) {
+	inner, ok := embedded(a)
+	switch {
+	case w.IsBroadcast(a) || ok && w.IsBroadcast(inner):
+		return Broadcast // of a subnet of the host's
+	case w.IsHost(a) || ok && w.IsHost(inner):
 		return Host
 	}
 	return r.within(a)

@@ -22,6 +22,10 @@ func (world) IsHost(a netip.Addr) bool {
 	return false
 }
 
+func (world) IsBroadcast(a netip.Addr) bool {
+	return a == netip.MustParseAddr("192.168.7.255") || a == netip.MustParseAddr("8.8.7.255")
+}
+
 func (w world) HasName(a netip.Addr, name string) bool {
 	for _, b := range w.names[name] {
 		if a == b {
@@ -188,6 +192,18 @@ func TestAllowHost(t *testing.T) {
 	}
 }
 
+// TestBroadcast: no allowed port of the host opens a way to all of a subnet.
+func TestBroadcast(t *testing.T) {
+	for _, mode := range []Mode{Internet, Open} {
+		r := rules(t, Policy{Mode: mode, AllowHost: []int{9999}, Allow: []string{"8.8.7.255"}})
+		for _, to := range []string{"192.168.7.255:9999", "8.8.7.255:9999", "255.255.255.255:9999", "224.0.0.1:9999", "[::ffff:192.168.7.255]:9999"} {
+			if why := r.Decide(world{}, UDP, netip.MustParseAddrPort(to)); why != Broadcast && why != Multicast {
+				t.Errorf("%s %s: %q", mode, to, why)
+			}
+		}
+	}
+}
+
 // TestAllow: a list narrows what the mode allows. A name's addresses count at
 // its ports only, and none counts that the mode refuses: whoever answers for
 // the name decides nothing.
@@ -255,6 +271,7 @@ func TestCompileRefuses(t *testing.T) {
 		"allows nothing":                    {Mode: None, AllowHost: []int{80}},
 		"port from 1":                       {Mode: Internet, AllowHost: []int{0}},
 		"65535":                             {Mode: Internet, AllowHost: []int{65536}},
+		"name server answers there":         {Mode: Internet, AllowHost: []int{53}},
 		"use --network open":                {Mode: Internet, Allow: []string{"10.0.0.1:80"}},
 		"--allow-host":                      {Mode: Open, Allow: []string{"127.0.0.1:80"}},
 		"metadata":                          {Mode: Open, Allow: []string{"::ffff:169.254.169.254"}},
