@@ -31,6 +31,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/agent/command"
 	"github.com/holdpoint/holdpoint/internal/agent/console"
 	"github.com/holdpoint/holdpoint/internal/agent/conversation"
+	"github.com/holdpoint/holdpoint/internal/agent/freeze"
 	"github.com/holdpoint/holdpoint/internal/agent/identity"
 	"github.com/holdpoint/holdpoint/internal/agent/oom"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
@@ -104,6 +105,7 @@ type Agent struct {
 	off sync.Once
 
 	clock      *identity.Clock
+	freezer    *freeze.Freezer
 	continuing sync.Mutex // held by Continue
 
 	mu         sync.Mutex
@@ -138,9 +140,19 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Init && cfg.System == nil {
 		go console.Attend(console.Config{Commands: commands, Log: cfg.Log}) // as long as the guest runs
 	}
+	frozen := freeze.Config{Hooks: freeze.HooksIn(filepath.Join(cfg.World, freeze.HooksDir), commands.Output)}
+	if cfg.Init {
+		frozen.FileSystems = freeze.Mounted
+	}
 	return &Agent{
 		cfg: cfg, bootID: bootID, family: family, configured: cfg.Continued, clock: identity.NewClock(cfg.Init), commands: commands,
+		freezer: freeze.New(frozen),
 	}, nil
+}
+
+// Freeze holds back what is written to the guest's file systems.
+func (a *Agent) Freeze(ctx context.Context, stream *freeze.Stream) error {
+	return wire.Encode(a.freezer.Serve(ctx, stream))
 }
 
 // Close hangs up all commands and waits for them.

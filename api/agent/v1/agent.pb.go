@@ -482,6 +482,384 @@ func (x *ContinueResponse) GetClosedSockets() uint32 {
 	return 0
 }
 
+type FreezeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*FreezeRequest_Start
+	//	*FreezeRequest_Thaw
+	Message       isFreezeRequest_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeRequest) Reset() {
+	*x = FreezeRequest{}
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeRequest) ProtoMessage() {}
+
+func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
+func (*FreezeRequest) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *FreezeRequest) GetMessage() isFreezeRequest_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *FreezeRequest) GetStart() *FreezeStart {
+	if x != nil {
+		if x, ok := x.Message.(*FreezeRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *FreezeRequest) GetThaw() *FreezeThaw {
+	if x != nil {
+		if x, ok := x.Message.(*FreezeRequest_Thaw); ok {
+			return x.Thaw
+		}
+	}
+	return nil
+}
+
+type isFreezeRequest_Message interface {
+	isFreezeRequest_Message()
+}
+
+type FreezeRequest_Start struct {
+	Start *FreezeStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type FreezeRequest_Thaw struct {
+	Thaw *FreezeThaw `protobuf:"bytes,2,opt,name=thaw,proto3,oneof"`
+}
+
+func (*FreezeRequest_Start) isFreezeRequest_Message() {}
+
+func (*FreezeRequest_Thaw) isFreezeRequest_Message() {}
+
+type FreezeStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long the file systems may be frozen; at most 10 s.
+	LimitMillis int64 `protobuf:"varint,1,opt,name=limit_millis,json=limitMillis,proto3" json:"limit_millis,omitempty"`
+	// Freeze also when a hook in the guest fails.
+	AllowHookFailure bool `protobuf:"varint,2,opt,name=allow_hook_failure,json=allowHookFailure,proto3" json:"allow_hook_failure,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *FreezeStart) Reset() {
+	*x = FreezeStart{}
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeStart) ProtoMessage() {}
+
+func (x *FreezeStart) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeStart.ProtoReflect.Descriptor instead.
+func (*FreezeStart) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *FreezeStart) GetLimitMillis() int64 {
+	if x != nil {
+		return x.LimitMillis
+	}
+	return 0
+}
+
+func (x *FreezeStart) GetAllowHookFailure() bool {
+	if x != nil {
+		return x.AllowHookFailure
+	}
+	return false
+}
+
+type FreezeThaw struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeThaw) Reset() {
+	*x = FreezeThaw{}
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeThaw) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeThaw) ProtoMessage() {}
+
+func (x *FreezeThaw) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeThaw.ProtoReflect.Descriptor instead.
+func (*FreezeThaw) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+type FreezeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*FreezeResponse_Frozen
+	//	*FreezeResponse_Thawed
+	Message       isFreezeResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeResponse) Reset() {
+	*x = FreezeResponse{}
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeResponse) ProtoMessage() {}
+
+func (x *FreezeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeResponse.ProtoReflect.Descriptor instead.
+func (*FreezeResponse) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *FreezeResponse) GetMessage() isFreezeResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *FreezeResponse) GetFrozen() *FreezeFrozen {
+	if x != nil {
+		if x, ok := x.Message.(*FreezeResponse_Frozen); ok {
+			return x.Frozen
+		}
+	}
+	return nil
+}
+
+func (x *FreezeResponse) GetThawed() *FreezeThawed {
+	if x != nil {
+		if x, ok := x.Message.(*FreezeResponse_Thawed); ok {
+			return x.Thawed
+		}
+	}
+	return nil
+}
+
+type isFreezeResponse_Message interface {
+	isFreezeResponse_Message()
+}
+
+type FreezeResponse_Frozen struct {
+	Frozen *FreezeFrozen `protobuf:"bytes,1,opt,name=frozen,proto3,oneof"`
+}
+
+type FreezeResponse_Thawed struct {
+	Thawed *FreezeThawed `protobuf:"bytes,2,opt,name=thawed,proto3,oneof"`
+}
+
+func (*FreezeResponse_Frozen) isFreezeResponse_Message() {}
+
+func (*FreezeResponse_Thawed) isFreezeResponse_Message() {}
+
+type FreezeFrozen struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeFrozen) Reset() {
+	*x = FreezeFrozen{}
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeFrozen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeFrozen) ProtoMessage() {}
+
+func (x *FreezeFrozen) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeFrozen.ProtoReflect.Descriptor instead.
+func (*FreezeFrozen) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+type FreezeThawed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Before: the guest's hooks, and writing out what waited; nanoseconds.
+	HooksNano int64 `protobuf:"varint,1,opt,name=hooks_nano,json=hooksNano,proto3" json:"hooks_nano,omitempty"`
+	SyncNano  int64 `protobuf:"varint,2,opt,name=sync_nano,json=syncNano,proto3" json:"sync_nano,omitempty"`
+	// From the first freeze to the last, and to the last thaw, nanoseconds.
+	FreezeNano int64 `protobuf:"varint,3,opt,name=freeze_nano,json=freezeNano,proto3" json:"freeze_nano,omitempty"`
+	FrozenNano int64 `protobuf:"varint,4,opt,name=frozen_nano,json=frozenNano,proto3" json:"frozen_nano,omitempty"`
+	// What went wrong with hooks, also with those after the thaw; empty for nothing.
+	HookFailure string `protobuf:"bytes,5,opt,name=hook_failure,json=hookFailure,proto3" json:"hook_failure,omitempty"`
+	// Why they may not have been frozen until they were thawed; empty if they were.
+	Trouble       string `protobuf:"bytes,6,opt,name=trouble,proto3" json:"trouble,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreezeThawed) Reset() {
+	*x = FreezeThawed{}
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreezeThawed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreezeThawed) ProtoMessage() {}
+
+func (x *FreezeThawed) ProtoReflect() protoreflect.Message {
+	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreezeThawed.ProtoReflect.Descriptor instead.
+func (*FreezeThawed) Descriptor() ([]byte, []int) {
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *FreezeThawed) GetHooksNano() int64 {
+	if x != nil {
+		return x.HooksNano
+	}
+	return 0
+}
+
+func (x *FreezeThawed) GetSyncNano() int64 {
+	if x != nil {
+		return x.SyncNano
+	}
+	return 0
+}
+
+func (x *FreezeThawed) GetFreezeNano() int64 {
+	if x != nil {
+		return x.FreezeNano
+	}
+	return 0
+}
+
+func (x *FreezeThawed) GetFrozenNano() int64 {
+	if x != nil {
+		return x.FrozenNano
+	}
+	return 0
+}
+
+func (x *FreezeThawed) GetHookFailure() string {
+	if x != nil {
+		return x.HookFailure
+	}
+	return ""
+}
+
+func (x *FreezeThawed) GetTrouble() string {
+	if x != nil {
+		return x.Trouble
+	}
+	return ""
+}
+
 type StepClockRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DeltaNano     int64                  `protobuf:"varint,1,opt,name=delta_nano,json=deltaNano,proto3" json:"delta_nano,omitempty"`
@@ -491,7 +869,7 @@ type StepClockRequest struct {
 
 func (x *StepClockRequest) Reset() {
 	*x = StepClockRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -503,7 +881,7 @@ func (x *StepClockRequest) String() string {
 func (*StepClockRequest) ProtoMessage() {}
 
 func (x *StepClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_agent_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -516,7 +894,7 @@ func (x *StepClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepClockRequest.ProtoReflect.Descriptor instead.
 func (*StepClockRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StepClockRequest) GetDeltaNano() int64 {
@@ -534,7 +912,7 @@ type StepClockResponse struct {
 
 func (x *StepClockResponse) Reset() {
 	*x = StepClockResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +924,7 @@ func (x *StepClockResponse) String() string {
 func (*StepClockResponse) ProtoMessage() {}
 
 func (x *StepClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_agent_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +937,7 @@ func (x *StepClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepClockResponse.ProtoReflect.Descriptor instead.
 func (*StepClockResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 type ExecRequest struct {
@@ -579,7 +957,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +969,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_agent_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +982,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -718,7 +1096,7 @@ type StdinEnd struct {
 
 func (x *StdinEnd) Reset() {
 	*x = StdinEnd{}
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +1108,7 @@ func (x *StdinEnd) String() string {
 func (*StdinEnd) ProtoMessage() {}
 
 func (x *StdinEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[10]
+	mi := &file_agent_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +1121,7 @@ func (x *StdinEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StdinEnd.ProtoReflect.Descriptor instead.
 func (*StdinEnd) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 type ExecStart struct {
@@ -769,7 +1147,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +1159,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[11]
+	mi := &file_agent_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +1172,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecStart) GetArgv() []string {
@@ -865,7 +1243,7 @@ type ExecAttach struct {
 
 func (x *ExecAttach) Reset() {
 	*x = ExecAttach{}
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1255,7 @@ func (x *ExecAttach) String() string {
 func (*ExecAttach) ProtoMessage() {}
 
 func (x *ExecAttach) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[12]
+	mi := &file_agent_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1268,7 @@ func (x *ExecAttach) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecAttach.ProtoReflect.Descriptor instead.
 func (*ExecAttach) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExecAttach) GetCommandId() string {
@@ -924,7 +1302,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1314,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[13]
+	mi := &file_agent_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1327,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -981,7 +1359,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -993,7 +1371,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[14]
+	mi := &file_agent_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1006,7 +1384,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1093,7 +1471,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1483,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[15]
+	mi := &file_agent_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1496,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecStarted) GetCommandId() string {
@@ -1150,7 +1528,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1540,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[16]
+	mi := &file_agent_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1553,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -1207,7 +1585,7 @@ type ListCommandsRequest struct {
 
 func (x *ListCommandsRequest) Reset() {
 	*x = ListCommandsRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1597,7 @@ func (x *ListCommandsRequest) String() string {
 func (*ListCommandsRequest) ProtoMessage() {}
 
 func (x *ListCommandsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[17]
+	mi := &file_agent_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1610,7 @@ func (x *ListCommandsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCommandsRequest.ProtoReflect.Descriptor instead.
 func (*ListCommandsRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 type ListCommandsResponse struct {
@@ -1244,7 +1622,7 @@ type ListCommandsResponse struct {
 
 func (x *ListCommandsResponse) Reset() {
 	*x = ListCommandsResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1634,7 @@ func (x *ListCommandsResponse) String() string {
 func (*ListCommandsResponse) ProtoMessage() {}
 
 func (x *ListCommandsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[18]
+	mi := &file_agent_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1647,7 @@ func (x *ListCommandsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCommandsResponse.ProtoReflect.Descriptor instead.
 func (*ListCommandsResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListCommandsResponse) GetCommands() []*Command {
@@ -1297,7 +1675,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1309,7 +1687,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[19]
+	mi := &file_agent_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1322,7 +1700,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Command) GetId() string {
@@ -1401,7 +1779,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1791,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[20]
+	mi := &file_agent_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1804,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UploadRequest) GetMessage() isUploadRequest_Message {
@@ -1483,7 +1861,7 @@ type UploadStart struct {
 
 func (x *UploadStart) Reset() {
 	*x = UploadStart{}
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1873,7 @@ func (x *UploadStart) String() string {
 func (*UploadStart) ProtoMessage() {}
 
 func (x *UploadStart) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[21]
+	mi := &file_agent_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1886,7 @@ func (x *UploadStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStart.ProtoReflect.Descriptor instead.
 func (*UploadStart) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UploadStart) GetPath() string {
@@ -1535,7 +1913,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1925,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[22]
+	mi := &file_agent_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1938,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UploadResponse) GetFiles() uint64 {
@@ -1586,7 +1964,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1976,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[23]
+	mi := &file_agent_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1989,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DownloadRequest) GetPath() string {
@@ -1630,7 +2008,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +2020,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[24]
+	mi := &file_agent_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +2033,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DownloadResponse) GetData() []byte {
@@ -1682,7 +2060,7 @@ type DialRequest struct {
 
 func (x *DialRequest) Reset() {
 	*x = DialRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +2072,7 @@ func (x *DialRequest) String() string {
 func (*DialRequest) ProtoMessage() {}
 
 func (x *DialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[25]
+	mi := &file_agent_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +2085,7 @@ func (x *DialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialRequest.ProtoReflect.Descriptor instead.
 func (*DialRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DialRequest) GetMessage() isDialRequest_Message {
@@ -1783,7 +2161,7 @@ type DialEnd struct {
 
 func (x *DialEnd) Reset() {
 	*x = DialEnd{}
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +2173,7 @@ func (x *DialEnd) String() string {
 func (*DialEnd) ProtoMessage() {}
 
 func (x *DialEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[26]
+	mi := &file_agent_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +2186,7 @@ func (x *DialEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialEnd.ProtoReflect.Descriptor instead.
 func (*DialEnd) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 type DialResponse struct {
@@ -1825,7 +2203,7 @@ type DialResponse struct {
 
 func (x *DialResponse) Reset() {
 	*x = DialResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +2215,7 @@ func (x *DialResponse) String() string {
 func (*DialResponse) ProtoMessage() {}
 
 func (x *DialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[27]
+	mi := &file_agent_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +2228,7 @@ func (x *DialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialResponse.ProtoReflect.Descriptor instead.
 func (*DialResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DialResponse) GetMessage() isDialResponse_Message {
@@ -1919,7 +2297,7 @@ type FactsRequest struct {
 
 func (x *FactsRequest) Reset() {
 	*x = FactsRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2309,7 @@ func (x *FactsRequest) String() string {
 func (*FactsRequest) ProtoMessage() {}
 
 func (x *FactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[28]
+	mi := &file_agent_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2322,7 @@ func (x *FactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FactsRequest.ProtoReflect.Descriptor instead.
 func (*FactsRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 type FactsResponse struct {
@@ -1957,7 +2335,7 @@ type FactsResponse struct {
 
 func (x *FactsResponse) Reset() {
 	*x = FactsResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2347,7 @@ func (x *FactsResponse) String() string {
 func (*FactsResponse) ProtoMessage() {}
 
 func (x *FactsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[29]
+	mi := &file_agent_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2360,7 @@ func (x *FactsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FactsResponse.ProtoReflect.Descriptor instead.
 func (*FactsResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FactsResponse) GetProcesses() []*Process {
@@ -2012,7 +2390,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2402,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[30]
+	mi := &file_agent_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2415,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Process) GetPid() int32 {
@@ -2087,7 +2465,7 @@ type Listener struct {
 
 func (x *Listener) Reset() {
 	*x = Listener{}
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2477,7 @@ func (x *Listener) String() string {
 func (*Listener) ProtoMessage() {}
 
 func (x *Listener) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[31]
+	mi := &file_agent_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2490,7 @@ func (x *Listener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Listener.ProtoReflect.Descriptor instead.
 func (*Listener) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Listener) GetPort() uint32 {
@@ -2144,7 +2522,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2534,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[32]
+	mi := &file_agent_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2547,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 type UsageResponse struct {
@@ -2187,7 +2565,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2577,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[33]
+	mi := &file_agent_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2590,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UsageResponse) GetMemoryBytes() uint64 {
@@ -2253,7 +2631,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2643,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[34]
+	mi := &file_agent_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2656,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShutdownRequest) GetGraceMillis() int64 {
@@ -2296,7 +2674,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2686,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_agent_v1_agent_proto_msgTypes[35]
+	mi := &file_agent_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2699,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_agent_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 var File_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -2363,7 +2741,31 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\tunix_nano\x18\x03 \x01(\x03R\bunixNano\x12\x18\n" +
 	"\aentropy\x18\x04 \x01(\fR\aentropy\"9\n" +
 	"\x10ContinueResponse\x12%\n" +
-	"\x0eclosed_sockets\x18\x01 \x01(\rR\rclosedSockets\"1\n" +
+	"\x0eclosed_sockets\x18\x01 \x01(\rR\rclosedSockets\"\x89\x01\n" +
+	"\rFreezeRequest\x127\n" +
+	"\x05start\x18\x01 \x01(\v2\x1f.holdpoint.agent.v1.FreezeStartH\x00R\x05start\x124\n" +
+	"\x04thaw\x18\x02 \x01(\v2\x1e.holdpoint.agent.v1.FreezeThawH\x00R\x04thawB\t\n" +
+	"\amessage\"^\n" +
+	"\vFreezeStart\x12!\n" +
+	"\flimit_millis\x18\x01 \x01(\x03R\vlimitMillis\x12,\n" +
+	"\x12allow_hook_failure\x18\x02 \x01(\bR\x10allowHookFailure\"\f\n" +
+	"\n" +
+	"FreezeThaw\"\x93\x01\n" +
+	"\x0eFreezeResponse\x12:\n" +
+	"\x06frozen\x18\x01 \x01(\v2 .holdpoint.agent.v1.FreezeFrozenH\x00R\x06frozen\x12:\n" +
+	"\x06thawed\x18\x02 \x01(\v2 .holdpoint.agent.v1.FreezeThawedH\x00R\x06thawedB\t\n" +
+	"\amessage\"\x0e\n" +
+	"\fFreezeFrozen\"\xc9\x01\n" +
+	"\fFreezeThawed\x12\x1d\n" +
+	"\n" +
+	"hooks_nano\x18\x01 \x01(\x03R\thooksNano\x12\x1b\n" +
+	"\tsync_nano\x18\x02 \x01(\x03R\bsyncNano\x12\x1f\n" +
+	"\vfreeze_nano\x18\x03 \x01(\x03R\n" +
+	"freezeNano\x12\x1f\n" +
+	"\vfrozen_nano\x18\x04 \x01(\x03R\n" +
+	"frozenNano\x12!\n" +
+	"\fhook_failure\x18\x05 \x01(\tR\vhookFailure\x12\x18\n" +
+	"\atrouble\x18\x06 \x01(\tR\atrouble\"1\n" +
 	"\x10StepClockRequest\x12\x1d\n" +
 	"\n" +
 	"delta_nano\x18\x01 \x01(\x03R\tdeltaNano\"\x13\n" +
@@ -2475,7 +2877,7 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"sent_bytes\x18\x04 \x01(\x04R\tsentBytes\"4\n" +
 	"\x0fShutdownRequest\x12!\n" +
 	"\fgrace_millis\x18\x01 \x01(\x03R\vgraceMillis\"\x12\n" +
-	"\x10ShutdownResponse2\x84\b\n" +
+	"\x10ShutdownResponse2\xd9\b\n" +
 	"\fAgentService\x12I\n" +
 	"\x04Ping\x12\x1f.holdpoint.agent.v1.PingRequest\x1a .holdpoint.agent.v1.PingResponse\x12X\n" +
 	"\tConfigure\x12$.holdpoint.agent.v1.ConfigureRequest\x1a%.holdpoint.agent.v1.ConfigureResponse\x12U\n" +
@@ -2487,7 +2889,8 @@ const file_agent_v1_agent_proto_rawDesc = "" +
 	"\bDownload\x12#.holdpoint.agent.v1.DownloadRequest\x1a$.holdpoint.agent.v1.DownloadResponse0\x01\x12M\n" +
 	"\x04Dial\x12\x1f.holdpoint.agent.v1.DialRequest\x1a .holdpoint.agent.v1.DialResponse(\x010\x01\x12L\n" +
 	"\x05Facts\x12 .holdpoint.agent.v1.FactsRequest\x1a!.holdpoint.agent.v1.FactsResponse\x12L\n" +
-	"\x05Usage\x12 .holdpoint.agent.v1.UsageRequest\x1a!.holdpoint.agent.v1.UsageResponse\x12U\n" +
+	"\x05Usage\x12 .holdpoint.agent.v1.UsageRequest\x1a!.holdpoint.agent.v1.UsageResponse\x12S\n" +
+	"\x06Freeze\x12!.holdpoint.agent.v1.FreezeRequest\x1a\".holdpoint.agent.v1.FreezeResponse(\x010\x01\x12U\n" +
 	"\bShutdown\x12#.holdpoint.agent.v1.ShutdownRequest\x1a$.holdpoint.agent.v1.ShutdownResponseB5Z3github.com/holdpoint/holdpoint/api/agent/v1;agentv1b\x06proto3"
 
 var (
@@ -2502,7 +2905,7 @@ func file_agent_v1_agent_proto_rawDescGZIP() []byte {
 	return file_agent_v1_agent_proto_rawDescData
 }
 
-var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_agent_v1_agent_proto_goTypes = []any{
 	(*PingRequest)(nil),          // 0: holdpoint.agent.v1.PingRequest
 	(*PingResponse)(nil),         // 1: holdpoint.agent.v1.PingResponse
@@ -2511,83 +2914,95 @@ var file_agent_v1_agent_proto_goTypes = []any{
 	(*NetworkDevice)(nil),        // 4: holdpoint.agent.v1.NetworkDevice
 	(*ContinueRequest)(nil),      // 5: holdpoint.agent.v1.ContinueRequest
 	(*ContinueResponse)(nil),     // 6: holdpoint.agent.v1.ContinueResponse
-	(*StepClockRequest)(nil),     // 7: holdpoint.agent.v1.StepClockRequest
-	(*StepClockResponse)(nil),    // 8: holdpoint.agent.v1.StepClockResponse
-	(*ExecRequest)(nil),          // 9: holdpoint.agent.v1.ExecRequest
-	(*StdinEnd)(nil),             // 10: holdpoint.agent.v1.StdinEnd
-	(*ExecStart)(nil),            // 11: holdpoint.agent.v1.ExecStart
-	(*ExecAttach)(nil),           // 12: holdpoint.agent.v1.ExecAttach
-	(*WindowSize)(nil),           // 13: holdpoint.agent.v1.WindowSize
-	(*ExecResponse)(nil),         // 14: holdpoint.agent.v1.ExecResponse
-	(*ExecStarted)(nil),          // 15: holdpoint.agent.v1.ExecStarted
-	(*ExecExit)(nil),             // 16: holdpoint.agent.v1.ExecExit
-	(*ListCommandsRequest)(nil),  // 17: holdpoint.agent.v1.ListCommandsRequest
-	(*ListCommandsResponse)(nil), // 18: holdpoint.agent.v1.ListCommandsResponse
-	(*Command)(nil),              // 19: holdpoint.agent.v1.Command
-	(*UploadRequest)(nil),        // 20: holdpoint.agent.v1.UploadRequest
-	(*UploadStart)(nil),          // 21: holdpoint.agent.v1.UploadStart
-	(*UploadResponse)(nil),       // 22: holdpoint.agent.v1.UploadResponse
-	(*DownloadRequest)(nil),      // 23: holdpoint.agent.v1.DownloadRequest
-	(*DownloadResponse)(nil),     // 24: holdpoint.agent.v1.DownloadResponse
-	(*DialRequest)(nil),          // 25: holdpoint.agent.v1.DialRequest
-	(*DialEnd)(nil),              // 26: holdpoint.agent.v1.DialEnd
-	(*DialResponse)(nil),         // 27: holdpoint.agent.v1.DialResponse
-	(*FactsRequest)(nil),         // 28: holdpoint.agent.v1.FactsRequest
-	(*FactsResponse)(nil),        // 29: holdpoint.agent.v1.FactsResponse
-	(*Process)(nil),              // 30: holdpoint.agent.v1.Process
-	(*Listener)(nil),             // 31: holdpoint.agent.v1.Listener
-	(*UsageRequest)(nil),         // 32: holdpoint.agent.v1.UsageRequest
-	(*UsageResponse)(nil),        // 33: holdpoint.agent.v1.UsageResponse
-	(*ShutdownRequest)(nil),      // 34: holdpoint.agent.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),     // 35: holdpoint.agent.v1.ShutdownResponse
+	(*FreezeRequest)(nil),        // 7: holdpoint.agent.v1.FreezeRequest
+	(*FreezeStart)(nil),          // 8: holdpoint.agent.v1.FreezeStart
+	(*FreezeThaw)(nil),           // 9: holdpoint.agent.v1.FreezeThaw
+	(*FreezeResponse)(nil),       // 10: holdpoint.agent.v1.FreezeResponse
+	(*FreezeFrozen)(nil),         // 11: holdpoint.agent.v1.FreezeFrozen
+	(*FreezeThawed)(nil),         // 12: holdpoint.agent.v1.FreezeThawed
+	(*StepClockRequest)(nil),     // 13: holdpoint.agent.v1.StepClockRequest
+	(*StepClockResponse)(nil),    // 14: holdpoint.agent.v1.StepClockResponse
+	(*ExecRequest)(nil),          // 15: holdpoint.agent.v1.ExecRequest
+	(*StdinEnd)(nil),             // 16: holdpoint.agent.v1.StdinEnd
+	(*ExecStart)(nil),            // 17: holdpoint.agent.v1.ExecStart
+	(*ExecAttach)(nil),           // 18: holdpoint.agent.v1.ExecAttach
+	(*WindowSize)(nil),           // 19: holdpoint.agent.v1.WindowSize
+	(*ExecResponse)(nil),         // 20: holdpoint.agent.v1.ExecResponse
+	(*ExecStarted)(nil),          // 21: holdpoint.agent.v1.ExecStarted
+	(*ExecExit)(nil),             // 22: holdpoint.agent.v1.ExecExit
+	(*ListCommandsRequest)(nil),  // 23: holdpoint.agent.v1.ListCommandsRequest
+	(*ListCommandsResponse)(nil), // 24: holdpoint.agent.v1.ListCommandsResponse
+	(*Command)(nil),              // 25: holdpoint.agent.v1.Command
+	(*UploadRequest)(nil),        // 26: holdpoint.agent.v1.UploadRequest
+	(*UploadStart)(nil),          // 27: holdpoint.agent.v1.UploadStart
+	(*UploadResponse)(nil),       // 28: holdpoint.agent.v1.UploadResponse
+	(*DownloadRequest)(nil),      // 29: holdpoint.agent.v1.DownloadRequest
+	(*DownloadResponse)(nil),     // 30: holdpoint.agent.v1.DownloadResponse
+	(*DialRequest)(nil),          // 31: holdpoint.agent.v1.DialRequest
+	(*DialEnd)(nil),              // 32: holdpoint.agent.v1.DialEnd
+	(*DialResponse)(nil),         // 33: holdpoint.agent.v1.DialResponse
+	(*FactsRequest)(nil),         // 34: holdpoint.agent.v1.FactsRequest
+	(*FactsResponse)(nil),        // 35: holdpoint.agent.v1.FactsResponse
+	(*Process)(nil),              // 36: holdpoint.agent.v1.Process
+	(*Listener)(nil),             // 37: holdpoint.agent.v1.Listener
+	(*UsageRequest)(nil),         // 38: holdpoint.agent.v1.UsageRequest
+	(*UsageResponse)(nil),        // 39: holdpoint.agent.v1.UsageResponse
+	(*ShutdownRequest)(nil),      // 40: holdpoint.agent.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),     // 41: holdpoint.agent.v1.ShutdownResponse
 }
 var file_agent_v1_agent_proto_depIdxs = []int32{
 	4,  // 0: holdpoint.agent.v1.ConfigureRequest.network:type_name -> holdpoint.agent.v1.NetworkDevice
-	11, // 1: holdpoint.agent.v1.ConfigureRequest.on_boot_command:type_name -> holdpoint.agent.v1.ExecStart
-	11, // 2: holdpoint.agent.v1.ExecRequest.start:type_name -> holdpoint.agent.v1.ExecStart
-	12, // 3: holdpoint.agent.v1.ExecRequest.attach:type_name -> holdpoint.agent.v1.ExecAttach
-	10, // 4: holdpoint.agent.v1.ExecRequest.stdin_end:type_name -> holdpoint.agent.v1.StdinEnd
-	13, // 5: holdpoint.agent.v1.ExecRequest.resize:type_name -> holdpoint.agent.v1.WindowSize
-	13, // 6: holdpoint.agent.v1.ExecStart.size:type_name -> holdpoint.agent.v1.WindowSize
-	13, // 7: holdpoint.agent.v1.ExecAttach.size:type_name -> holdpoint.agent.v1.WindowSize
-	15, // 8: holdpoint.agent.v1.ExecResponse.started:type_name -> holdpoint.agent.v1.ExecStarted
-	16, // 9: holdpoint.agent.v1.ExecResponse.exit:type_name -> holdpoint.agent.v1.ExecExit
-	19, // 10: holdpoint.agent.v1.ListCommandsResponse.commands:type_name -> holdpoint.agent.v1.Command
-	21, // 11: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
-	26, // 12: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
-	26, // 13: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
-	26, // 14: holdpoint.agent.v1.DialResponse.end:type_name -> holdpoint.agent.v1.DialEnd
-	30, // 15: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
-	31, // 16: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
-	0,  // 17: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
-	2,  // 18: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
-	5,  // 19: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
-	7,  // 20: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
-	9,  // 21: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
-	17, // 22: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
-	20, // 23: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
-	23, // 24: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
-	25, // 25: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
-	28, // 26: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
-	32, // 27: holdpoint.agent.v1.AgentService.Usage:input_type -> holdpoint.agent.v1.UsageRequest
-	34, // 28: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
-	1,  // 29: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
-	3,  // 30: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
-	6,  // 31: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
-	8,  // 32: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
-	14, // 33: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
-	18, // 34: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
-	22, // 35: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
-	24, // 36: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
-	27, // 37: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
-	29, // 38: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
-	33, // 39: holdpoint.agent.v1.AgentService.Usage:output_type -> holdpoint.agent.v1.UsageResponse
-	35, // 40: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
-	29, // [29:41] is the sub-list for method output_type
-	17, // [17:29] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	17, // 1: holdpoint.agent.v1.ConfigureRequest.on_boot_command:type_name -> holdpoint.agent.v1.ExecStart
+	8,  // 2: holdpoint.agent.v1.FreezeRequest.start:type_name -> holdpoint.agent.v1.FreezeStart
+	9,  // 3: holdpoint.agent.v1.FreezeRequest.thaw:type_name -> holdpoint.agent.v1.FreezeThaw
+	11, // 4: holdpoint.agent.v1.FreezeResponse.frozen:type_name -> holdpoint.agent.v1.FreezeFrozen
+	12, // 5: holdpoint.agent.v1.FreezeResponse.thawed:type_name -> holdpoint.agent.v1.FreezeThawed
+	17, // 6: holdpoint.agent.v1.ExecRequest.start:type_name -> holdpoint.agent.v1.ExecStart
+	18, // 7: holdpoint.agent.v1.ExecRequest.attach:type_name -> holdpoint.agent.v1.ExecAttach
+	16, // 8: holdpoint.agent.v1.ExecRequest.stdin_end:type_name -> holdpoint.agent.v1.StdinEnd
+	19, // 9: holdpoint.agent.v1.ExecRequest.resize:type_name -> holdpoint.agent.v1.WindowSize
+	19, // 10: holdpoint.agent.v1.ExecStart.size:type_name -> holdpoint.agent.v1.WindowSize
+	19, // 11: holdpoint.agent.v1.ExecAttach.size:type_name -> holdpoint.agent.v1.WindowSize
+	21, // 12: holdpoint.agent.v1.ExecResponse.started:type_name -> holdpoint.agent.v1.ExecStarted
+	22, // 13: holdpoint.agent.v1.ExecResponse.exit:type_name -> holdpoint.agent.v1.ExecExit
+	25, // 14: holdpoint.agent.v1.ListCommandsResponse.commands:type_name -> holdpoint.agent.v1.Command
+	27, // 15: holdpoint.agent.v1.UploadRequest.start:type_name -> holdpoint.agent.v1.UploadStart
+	32, // 16: holdpoint.agent.v1.DialRequest.end:type_name -> holdpoint.agent.v1.DialEnd
+	32, // 17: holdpoint.agent.v1.DialResponse.connected:type_name -> holdpoint.agent.v1.DialEnd
+	32, // 18: holdpoint.agent.v1.DialResponse.end:type_name -> holdpoint.agent.v1.DialEnd
+	36, // 19: holdpoint.agent.v1.FactsResponse.processes:type_name -> holdpoint.agent.v1.Process
+	37, // 20: holdpoint.agent.v1.FactsResponse.listeners:type_name -> holdpoint.agent.v1.Listener
+	0,  // 21: holdpoint.agent.v1.AgentService.Ping:input_type -> holdpoint.agent.v1.PingRequest
+	2,  // 22: holdpoint.agent.v1.AgentService.Configure:input_type -> holdpoint.agent.v1.ConfigureRequest
+	5,  // 23: holdpoint.agent.v1.AgentService.Continue:input_type -> holdpoint.agent.v1.ContinueRequest
+	13, // 24: holdpoint.agent.v1.AgentService.StepClock:input_type -> holdpoint.agent.v1.StepClockRequest
+	15, // 25: holdpoint.agent.v1.AgentService.Exec:input_type -> holdpoint.agent.v1.ExecRequest
+	23, // 26: holdpoint.agent.v1.AgentService.ListCommands:input_type -> holdpoint.agent.v1.ListCommandsRequest
+	26, // 27: holdpoint.agent.v1.AgentService.Upload:input_type -> holdpoint.agent.v1.UploadRequest
+	29, // 28: holdpoint.agent.v1.AgentService.Download:input_type -> holdpoint.agent.v1.DownloadRequest
+	31, // 29: holdpoint.agent.v1.AgentService.Dial:input_type -> holdpoint.agent.v1.DialRequest
+	34, // 30: holdpoint.agent.v1.AgentService.Facts:input_type -> holdpoint.agent.v1.FactsRequest
+	38, // 31: holdpoint.agent.v1.AgentService.Usage:input_type -> holdpoint.agent.v1.UsageRequest
+	7,  // 32: holdpoint.agent.v1.AgentService.Freeze:input_type -> holdpoint.agent.v1.FreezeRequest
+	40, // 33: holdpoint.agent.v1.AgentService.Shutdown:input_type -> holdpoint.agent.v1.ShutdownRequest
+	1,  // 34: holdpoint.agent.v1.AgentService.Ping:output_type -> holdpoint.agent.v1.PingResponse
+	3,  // 35: holdpoint.agent.v1.AgentService.Configure:output_type -> holdpoint.agent.v1.ConfigureResponse
+	6,  // 36: holdpoint.agent.v1.AgentService.Continue:output_type -> holdpoint.agent.v1.ContinueResponse
+	14, // 37: holdpoint.agent.v1.AgentService.StepClock:output_type -> holdpoint.agent.v1.StepClockResponse
+	20, // 38: holdpoint.agent.v1.AgentService.Exec:output_type -> holdpoint.agent.v1.ExecResponse
+	24, // 39: holdpoint.agent.v1.AgentService.ListCommands:output_type -> holdpoint.agent.v1.ListCommandsResponse
+	28, // 40: holdpoint.agent.v1.AgentService.Upload:output_type -> holdpoint.agent.v1.UploadResponse
+	30, // 41: holdpoint.agent.v1.AgentService.Download:output_type -> holdpoint.agent.v1.DownloadResponse
+	33, // 42: holdpoint.agent.v1.AgentService.Dial:output_type -> holdpoint.agent.v1.DialResponse
+	35, // 43: holdpoint.agent.v1.AgentService.Facts:output_type -> holdpoint.agent.v1.FactsResponse
+	39, // 44: holdpoint.agent.v1.AgentService.Usage:output_type -> holdpoint.agent.v1.UsageResponse
+	10, // 45: holdpoint.agent.v1.AgentService.Freeze:output_type -> holdpoint.agent.v1.FreezeResponse
+	41, // 46: holdpoint.agent.v1.AgentService.Shutdown:output_type -> holdpoint.agent.v1.ShutdownResponse
+	34, // [34:47] is the sub-list for method output_type
+	21, // [21:34] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_agent_v1_agent_proto_init() }
@@ -2595,7 +3010,15 @@ func file_agent_v1_agent_proto_init() {
 	if File_agent_v1_agent_proto != nil {
 		return
 	}
-	file_agent_v1_agent_proto_msgTypes[9].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[7].OneofWrappers = []any{
+		(*FreezeRequest_Start)(nil),
+		(*FreezeRequest_Thaw)(nil),
+	}
+	file_agent_v1_agent_proto_msgTypes[10].OneofWrappers = []any{
+		(*FreezeResponse_Frozen)(nil),
+		(*FreezeResponse_Thawed)(nil),
+	}
+	file_agent_v1_agent_proto_msgTypes[15].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Attach)(nil),
 		(*ExecRequest_Stdin)(nil),
@@ -2603,22 +3026,22 @@ func file_agent_v1_agent_proto_init() {
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[14].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[20].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exit)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[20].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[26].OneofWrappers = []any{
 		(*UploadRequest_Start)(nil),
 		(*UploadRequest_Data)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[25].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[31].OneofWrappers = []any{
 		(*DialRequest_Port)(nil),
 		(*DialRequest_Data)(nil),
 		(*DialRequest_End)(nil),
 	}
-	file_agent_v1_agent_proto_msgTypes[27].OneofWrappers = []any{
+	file_agent_v1_agent_proto_msgTypes[33].OneofWrappers = []any{
 		(*DialResponse_Connected)(nil),
 		(*DialResponse_Data)(nil),
 		(*DialResponse_End)(nil),
@@ -2629,7 +3052,7 @@ func file_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_agent_v1_agent_proto_rawDesc), len(file_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/holdpoint/holdpoint/internal/agent/mounts"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
 
@@ -38,23 +39,25 @@ func MountTmpfs(p string) error {
 func Clean() error {
 	swapOff()
 	unix.Sync()
-	mounts, err := readMounts()
+	list, err := mounts.List()
 	if err != nil {
 		return err
 	}
 	var readOnly []string
-	for _, m := range slices.Backward(mounts) {
-		if m.point == "/" || !m.disk {
+	for _, m := range slices.Backward(list) {
+		// A stacked file system, overlay or FUSE, holds files open below.
+		stacked := m.Type == "overlay" || strings.HasPrefix(m.Type, "fuse")
+		if m.Point == "/" || !m.OnDevice() && !stacked {
 			continue
 		}
-		if unix.Unmount(m.point, 0) == nil {
+		if unix.Unmount(m.Point, 0) == nil {
 			continue
 		}
-		if err := remount(m.point, true); err != nil {
+		if err := remount(m.Point, true); err != nil {
 			undoReadOnly(readOnly)
-			return errdefs.New(errdefs.Storage, "make %s read-only: %w", m.point, err)
+			return errdefs.New(errdefs.Storage, "make %s read-only: %w", m.Point, err)
 		}
-		readOnly = append(readOnly, m.point)
+		readOnly = append(readOnly, m.Point)
 	}
 	if err := remount("/", true); err != nil {
 		undoReadOnly(readOnly)
@@ -78,39 +81,6 @@ func remount(point string, readOnly bool) error {
 	return unix.Mount("", point, "", flags, "")
 }
 
-type mount struct {
-	point string
-	// disk is whether what is written to it ends in a block device.
-	disk bool
-}
-
-// readMounts reads /proc/self/mountinfo, see proc(5), in the order of mounting.
-func readMounts() ([]mount, error) {
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("list mounts: %w", err)
-	}
-	var out []mount
-	for line := range strings.Lines(string(b)) {
-		before, after, ok := strings.Cut(line, " - ")
-		f, g := strings.Fields(before), strings.Fields(after)
-		if !ok || len(f) < 6 || len(g) < 2 {
-			continue
-		}
-		out = append(out, mount{
-			point: unescape(f[4]),
-			// A stacked file system, overlay or FUSE, holds files open below.
-			disk: strings.HasPrefix(g[1], "/dev/") || g[0] == "overlay" || strings.HasPrefix(g[0], "fuse"),
-		})
-	}
-	return out, nil
-}
-
-// unescape takes back the octal escapes of blanks in mountinfo.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
-}
-
 // swapOff lets go of swap files, which lie on the file systems.
 func swapOff() {
 	b, err := os.ReadFile("/proc/swaps")
@@ -119,7 +89,7 @@ func swapOff() {
 	}
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); len(f) > 0 && strings.HasPrefix(f[0], "/") {
-			if p, err := unix.BytePtrFromString(unescape(f[0])); err == nil {
+			if p, err := unix.BytePtrFromString(mounts.Unescape(f[0])); err == nil {
 				_, _, _ = unix.Syscall(unix.SYS_SWAPOFF, uintptr(unsafe.Pointer(p)), 0, 0) // if it stays, the remount says so
 			}
 		}

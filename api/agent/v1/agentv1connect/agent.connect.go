@@ -58,6 +58,8 @@ const (
 	AgentServiceFactsProcedure = "/holdpoint.agent.v1.AgentService/Facts"
 	// AgentServiceUsageProcedure is the fully-qualified name of the AgentService's Usage RPC.
 	AgentServiceUsageProcedure = "/holdpoint.agent.v1.AgentService/Usage"
+	// AgentServiceFreezeProcedure is the fully-qualified name of the AgentService's Freeze RPC.
+	AgentServiceFreezeProcedure = "/holdpoint.agent.v1.AgentService/Freeze"
 	// AgentServiceShutdownProcedure is the fully-qualified name of the AgentService's Shutdown RPC.
 	AgentServiceShutdownProcedure = "/holdpoint.agent.v1.AgentService/Shutdown"
 )
@@ -98,6 +100,12 @@ type AgentServiceClient interface {
 	Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error)
 	// Usage tells what the guest uses of its memory and network.
 	Usage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error)
+	// Freeze holds back what is written to the file systems of the guest's disks.
+	// The first message is start; frozen is the answer once they are. thaw, or the
+	// end of the stream for whatever reason, lets them go, and so does the limit,
+	// by the guest's own timer; thawed tells how it was. An error means that
+	// nothing is frozen.
+	Freeze(context.Context) *connect.BidiStreamForClient[v1.FreezeRequest, v1.FreezeResponse]
 	// Shutdown stops everything that runs, makes the file systems clean and
 	// answers just before it powers the machine off. The caller says with a Ping
 	// that it has the answer; without one the guest waits a moment longer. An
@@ -182,6 +190,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Usage")),
 			connect.WithClientOptions(opts...),
 		),
+		freeze: connect.NewClient[v1.FreezeRequest, v1.FreezeResponse](
+			httpClient,
+			baseURL+AgentServiceFreezeProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Freeze")),
+			connect.WithClientOptions(opts...),
+		),
 		shutdown: connect.NewClient[v1.ShutdownRequest, v1.ShutdownResponse](
 			httpClient,
 			baseURL+AgentServiceShutdownProcedure,
@@ -204,6 +218,7 @@ type agentServiceClient struct {
 	dial         *connect.Client[v1.DialRequest, v1.DialResponse]
 	facts        *connect.Client[v1.FactsRequest, v1.FactsResponse]
 	usage        *connect.Client[v1.UsageRequest, v1.UsageResponse]
+	freeze       *connect.Client[v1.FreezeRequest, v1.FreezeResponse]
 	shutdown     *connect.Client[v1.ShutdownRequest, v1.ShutdownResponse]
 }
 
@@ -262,6 +277,11 @@ func (c *agentServiceClient) Usage(ctx context.Context, req *connect.Request[v1.
 	return c.usage.CallUnary(ctx, req)
 }
 
+// Freeze calls holdpoint.agent.v1.AgentService.Freeze.
+func (c *agentServiceClient) Freeze(ctx context.Context) *connect.BidiStreamForClient[v1.FreezeRequest, v1.FreezeResponse] {
+	return c.freeze.CallBidiStream(ctx)
+}
+
 // Shutdown calls holdpoint.agent.v1.AgentService.Shutdown.
 func (c *agentServiceClient) Shutdown(ctx context.Context, req *connect.Request[v1.ShutdownRequest]) (*connect.Response[v1.ShutdownResponse], error) {
 	return c.shutdown.CallUnary(ctx, req)
@@ -303,6 +323,12 @@ type AgentServiceHandler interface {
 	Facts(context.Context, *connect.Request[v1.FactsRequest]) (*connect.Response[v1.FactsResponse], error)
 	// Usage tells what the guest uses of its memory and network.
 	Usage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error)
+	// Freeze holds back what is written to the file systems of the guest's disks.
+	// The first message is start; frozen is the answer once they are. thaw, or the
+	// end of the stream for whatever reason, lets them go, and so does the limit,
+	// by the guest's own timer; thawed tells how it was. An error means that
+	// nothing is frozen.
+	Freeze(context.Context, *connect.BidiStream[v1.FreezeRequest, v1.FreezeResponse]) error
 	// Shutdown stops everything that runs, makes the file systems clean and
 	// answers just before it powers the machine off. The caller says with a Ping
 	// that it has the answer; without one the guest waits a moment longer. An
@@ -383,6 +409,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Usage")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceFreezeHandler := connect.NewBidiStreamHandler(
+		AgentServiceFreezeProcedure,
+		svc.Freeze,
+		connect.WithSchema(agentServiceMethods.ByName("Freeze")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceShutdownHandler := connect.NewUnaryHandler(
 		AgentServiceShutdownProcedure,
 		svc.Shutdown,
@@ -413,6 +445,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceFactsHandler.ServeHTTP(w, r)
 		case AgentServiceUsageProcedure:
 			agentServiceUsageHandler.ServeHTTP(w, r)
+		case AgentServiceFreezeProcedure:
+			agentServiceFreezeHandler.ServeHTTP(w, r)
 		case AgentServiceShutdownProcedure:
 			agentServiceShutdownHandler.ServeHTTP(w, r)
 		default:
@@ -466,6 +500,10 @@ func (UnimplementedAgentServiceHandler) Facts(context.Context, *connect.Request[
 
 func (UnimplementedAgentServiceHandler) Usage(context.Context, *connect.Request[v1.UsageRequest]) (*connect.Response[v1.UsageResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.Usage is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Freeze(context.Context, *connect.BidiStream[v1.FreezeRequest, v1.FreezeResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("holdpoint.agent.v1.AgentService.Freeze is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Shutdown(context.Context, *connect.Request[v1.ShutdownRequest]) (*connect.Response[v1.ShutdownResponse], error) {
