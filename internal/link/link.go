@@ -20,6 +20,7 @@ package link
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"strings"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 )
@@ -47,6 +48,18 @@ func ParseMagic(s string) (Magic, error) {
 		return Magic{}, errdefs.New(errdefs.Invalid, "link magic %q: use 32 hexadecimal digits", s)
 	}
 	return Magic(b), nil
+}
+
+// MagicIn finds the magic in a guest's kernel command line, where it is
+// holdpoint.magic=<32 hexadecimal digits>; the last one counts.
+func MagicIn(cmdline string) (magic Magic, err error) {
+	err = errdefs.New(errdefs.Invalid, "kernel command line %q: holdpoint.magic=<32 hexadecimal digits> is missing", cmdline)
+	for word := range strings.FieldsSeq(cmdline) {
+		if digits, ok := strings.CutPrefix(word, "holdpoint.magic="); ok {
+			magic, err = ParseMagic(digits)
+		}
+	}
+	return magic, err
 }
 
 // String is the magic as 32 lower-case hexadecimal digits.

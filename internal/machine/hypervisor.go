@@ -127,6 +127,11 @@ type Run interface {
 	// the disk; the old top is opened read-only from then on. The run must be
 	// paused. On error the old top is still the writable one.
 	SwitchDisk(ctx context.Context, top Layer) error
+	// SwitchAtRest is SwitchDisk of a run that may be running. Once top is
+	// prepared it calls atRest, which sees to it that the guest writes nothing
+	// while it calls change, once. switched says whether top is the writable top
+	// now, whatever the error; with OUTCOME_UNKNOWN it is not known.
+	SwitchAtRest(ctx context.Context, top Layer, atRest AtRest) (switched bool, err error)
 	// ReplaceLayers puts merged, which is opened read-only, in the place of
 	// the layers chain[from:to] of the disk's whole chain, lowest first: sealed
 	// ones, neither the lowest nor the top, which show the same over what is
@@ -173,6 +178,10 @@ func Ended(r Run) bool {
 		return false
 	}
 }
+
+// AtRest calls change while a guest writes nothing to its disk. Its error is that
+// of change, or says why what was changed was not at rest.
+type AtRest func(change func(context.Context) error) error
 
 // Memory is the guest's memory as seen from outside, and which pages of it
 // were written. Its life is that of dirty.Tracker, whose methods these are.

@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/api/agent/v1/agentv1connect"
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/api/monitor/v1/monitorv1connect"
@@ -258,11 +259,21 @@ func (c *Client) Resume(ctx context.Context) error {
 	return c.decode(ctx, err)
 }
 
-// SwitchDisk makes the empty qcow2 overlay top, which exists, the writable top
-// of the disk of a paused run. It may be repeated after ErrGone.
+// SwitchDisk makes the empty overlay top, which exists, the writable top of the
+// disk of a paused run. It may be repeated after ErrGone.
 func (c *Client) SwitchDisk(ctx context.Context, top machine.Layer) error {
-	_, err := c.monitor.SwitchDisk(ctx, connect.NewRequest(&monitorv1.SwitchDiskRequest{LayerId: top.ID, Path: top.Path}))
-	return c.decode(ctx, err)
+	_, err := c.SwitchAtRest(ctx, top, nil)
+	return err
+}
+
+// SwitchAtRest does so of a run whose guest freezes its file systems meanwhile.
+// It is not repeated; on error Status.Disk says which is the top.
+func (c *Client) SwitchAtRest(ctx context.Context, top machine.Layer, freeze *agentv1.FreezeStart) (*monitorv1.SwitchDiskResponse, error) {
+	resp, err := c.monitor.SwitchDisk(ctx, connect.NewRequest(&monitorv1.SwitchDiskRequest{LayerId: top.ID, Path: top.Path, Freeze: freeze}))
+	if err != nil {
+		return nil, c.decode(ctx, err)
+	}
+	return resp.Msg, nil
 }
 
 // ReplaceLayers puts the qcow2 layer merged, which exists, in the place of the

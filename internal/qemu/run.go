@@ -163,6 +163,20 @@ func (r *run) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	return nil
 }
 
+// SwitchAtRest is that of machine.Run.
+func (r *run) SwitchAtRest(ctx context.Context, top machine.Layer, atRest machine.AtRest) (switched bool, err error) {
+	const verb = "switch disk of"
+	release, err := r.enter(ctx, verb)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	if switched, err = r.disk.SwitchAtRest(ctx, top, atRest); err != nil {
+		err = cmp.Or(r.usable(verb), err)
+	}
+	return switched, err
+}
+
 // ReplaceLayers is that of machine.Run.
 func (r *run) ReplaceLayers(ctx context.Context, chain []machine.Layer, from, to int, merged machine.Layer) error {
 	release, err := r.enter(ctx, "replace layers of")

@@ -728,9 +728,11 @@ func (x *KillResponse) GetExit() *Exit {
 }
 
 type SwitchDiskRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LayerId       string                 `protobuf:"bytes,1,opt,name=layer_id,json=layerId,proto3" json:"layer_id,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	LayerId string                 `protobuf:"bytes,1,opt,name=layer_id,json=layerId,proto3" json:"layer_id,omitempty"`
+	Path    string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// Of a running run: how its guest freezes its file systems.
+	Freeze        *v1.FreezeStart `protobuf:"bytes,3,opt,name=freeze,proto3" json:"freeze,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -779,8 +781,19 @@ func (x *SwitchDiskRequest) GetPath() string {
 	return ""
 }
 
+func (x *SwitchDiskRequest) GetFreeze() *v1.FreezeStart {
+	if x != nil {
+		return x.Freeze
+	}
+	return nil
+}
+
 type SwitchDiskResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the guest said of the freeze.
+	Thawed *v1.FreezeThawed `protobuf:"bytes,1,opt,name=thawed,proto3" json:"thawed,omitempty"`
+	// How long the switch took in it, nanoseconds.
+	SwitchNano    int64 `protobuf:"varint,2,opt,name=switch_nano,json=switchNano,proto3" json:"switch_nano,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -813,6 +826,20 @@ func (x *SwitchDiskResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SwitchDiskResponse.ProtoReflect.Descriptor instead.
 func (*SwitchDiskResponse) Descriptor() ([]byte, []int) {
 	return file_monitor_v1_monitor_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SwitchDiskResponse) GetThawed() *v1.FreezeThawed {
+	if x != nil {
+		return x.Thawed
+	}
+	return nil
+}
+
+func (x *SwitchDiskResponse) GetSwitchNano() int64 {
+	if x != nil {
+		return x.SwitchNano
+	}
+	return 0
 }
 
 type ReplaceLayersRequest struct {
@@ -1717,11 +1744,15 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\x04exit\x18\x01 \x01(\v2\x1a.holdpoint.monitor.v1.ExitR\x04exit\"\r\n" +
 	"\vKillRequest\">\n" +
 	"\fKillResponse\x12.\n" +
-	"\x04exit\x18\x01 \x01(\v2\x1a.holdpoint.monitor.v1.ExitR\x04exit\"B\n" +
+	"\x04exit\x18\x01 \x01(\v2\x1a.holdpoint.monitor.v1.ExitR\x04exit\"{\n" +
 	"\x11SwitchDiskRequest\x12\x19\n" +
 	"\blayer_id\x18\x01 \x01(\tR\alayerId\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\"\x14\n" +
-	"\x12SwitchDiskResponse\"y\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x127\n" +
+	"\x06freeze\x18\x03 \x01(\v2\x1f.holdpoint.agent.v1.FreezeStartR\x06freeze\"o\n" +
+	"\x12SwitchDiskResponse\x128\n" +
+	"\x06thawed\x18\x01 \x01(\v2 .holdpoint.agent.v1.FreezeThawedR\x06thawed\x12\x1f\n" +
+	"\vswitch_nano\x18\x02 \x01(\x03R\n" +
+	"switchNano\"y\n" +
 	"\x14ReplaceLayersRequest\x12\x19\n" +
 	"\bfirst_id\x18\x01 \x01(\tR\afirstId\x12\x17\n" +
 	"\alast_id\x18\x02 \x01(\tR\x06lastId\x12\x19\n" +
@@ -1851,45 +1882,49 @@ var file_monitor_v1_monitor_proto_goTypes = []any{
 	(*NetworkRequest)(nil),        // 23: holdpoint.monitor.v1.NetworkRequest
 	(*NetworkResponse)(nil),       // 24: holdpoint.monitor.v1.NetworkResponse
 	(*NetworkRefusal)(nil),        // 25: holdpoint.monitor.v1.NetworkRefusal
-	(*v1.ExecStart)(nil),          // 26: holdpoint.agent.v1.ExecStart
+	(*v1.FreezeStart)(nil),        // 26: holdpoint.agent.v1.FreezeStart
+	(*v1.FreezeThawed)(nil),       // 27: holdpoint.agent.v1.FreezeThawed
+	(*v1.ExecStart)(nil),          // 28: holdpoint.agent.v1.ExecStart
 }
 var file_monitor_v1_monitor_proto_depIdxs = []int32{
 	0,  // 0: holdpoint.monitor.v1.StatusResponse.phase:type_name -> holdpoint.monitor.v1.Phase
 	3,  // 1: holdpoint.monitor.v1.StatusResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	3,  // 2: holdpoint.monitor.v1.ShutdownResponse.exit:type_name -> holdpoint.monitor.v1.Exit
 	3,  // 3: holdpoint.monitor.v1.KillResponse.exit:type_name -> holdpoint.monitor.v1.Exit
-	18, // 4: holdpoint.monitor.v1.CaptureResponse.phases:type_name -> holdpoint.monitor.v1.CapturePhases
-	26, // 5: holdpoint.monitor.v1.ActivateRequest.defaults:type_name -> holdpoint.agent.v1.ExecStart
-	25, // 6: holdpoint.monitor.v1.NetworkResponse.refusals:type_name -> holdpoint.monitor.v1.NetworkRefusal
-	1,  // 7: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
-	1,  // 8: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
-	4,  // 9: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
-	6,  // 10: holdpoint.monitor.v1.MonitorService.Resume:input_type -> holdpoint.monitor.v1.ResumeRequest
-	8,  // 11: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
-	10, // 12: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
-	12, // 13: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
-	14, // 14: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
-	16, // 15: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
-	19, // 16: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
-	21, // 17: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
-	23, // 18: holdpoint.monitor.v1.MonitorService.Network:input_type -> holdpoint.monitor.v1.NetworkRequest
-	2,  // 19: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
-	2,  // 20: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
-	5,  // 21: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
-	7,  // 22: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
-	9,  // 23: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
-	11, // 24: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
-	13, // 25: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
-	15, // 26: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
-	17, // 27: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
-	20, // 28: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
-	22, // 29: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
-	24, // 30: holdpoint.monitor.v1.MonitorService.Network:output_type -> holdpoint.monitor.v1.NetworkResponse
-	19, // [19:31] is the sub-list for method output_type
-	7,  // [7:19] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	26, // 4: holdpoint.monitor.v1.SwitchDiskRequest.freeze:type_name -> holdpoint.agent.v1.FreezeStart
+	27, // 5: holdpoint.monitor.v1.SwitchDiskResponse.thawed:type_name -> holdpoint.agent.v1.FreezeThawed
+	18, // 6: holdpoint.monitor.v1.CaptureResponse.phases:type_name -> holdpoint.monitor.v1.CapturePhases
+	28, // 7: holdpoint.monitor.v1.ActivateRequest.defaults:type_name -> holdpoint.agent.v1.ExecStart
+	25, // 8: holdpoint.monitor.v1.NetworkResponse.refusals:type_name -> holdpoint.monitor.v1.NetworkRefusal
+	1,  // 9: holdpoint.monitor.v1.MonitorService.Status:input_type -> holdpoint.monitor.v1.StatusRequest
+	1,  // 10: holdpoint.monitor.v1.MonitorService.Watch:input_type -> holdpoint.monitor.v1.StatusRequest
+	4,  // 11: holdpoint.monitor.v1.MonitorService.Pause:input_type -> holdpoint.monitor.v1.PauseRequest
+	6,  // 12: holdpoint.monitor.v1.MonitorService.Resume:input_type -> holdpoint.monitor.v1.ResumeRequest
+	8,  // 13: holdpoint.monitor.v1.MonitorService.Shutdown:input_type -> holdpoint.monitor.v1.ShutdownRequest
+	10, // 14: holdpoint.monitor.v1.MonitorService.Kill:input_type -> holdpoint.monitor.v1.KillRequest
+	12, // 15: holdpoint.monitor.v1.MonitorService.SwitchDisk:input_type -> holdpoint.monitor.v1.SwitchDiskRequest
+	14, // 16: holdpoint.monitor.v1.MonitorService.ReplaceLayers:input_type -> holdpoint.monitor.v1.ReplaceLayersRequest
+	16, // 17: holdpoint.monitor.v1.MonitorService.Capture:input_type -> holdpoint.monitor.v1.CaptureRequest
+	19, // 18: holdpoint.monitor.v1.MonitorService.SettleCapture:input_type -> holdpoint.monitor.v1.SettleCaptureRequest
+	21, // 19: holdpoint.monitor.v1.MonitorService.Activate:input_type -> holdpoint.monitor.v1.ActivateRequest
+	23, // 20: holdpoint.monitor.v1.MonitorService.Network:input_type -> holdpoint.monitor.v1.NetworkRequest
+	2,  // 21: holdpoint.monitor.v1.MonitorService.Status:output_type -> holdpoint.monitor.v1.StatusResponse
+	2,  // 22: holdpoint.monitor.v1.MonitorService.Watch:output_type -> holdpoint.monitor.v1.StatusResponse
+	5,  // 23: holdpoint.monitor.v1.MonitorService.Pause:output_type -> holdpoint.monitor.v1.PauseResponse
+	7,  // 24: holdpoint.monitor.v1.MonitorService.Resume:output_type -> holdpoint.monitor.v1.ResumeResponse
+	9,  // 25: holdpoint.monitor.v1.MonitorService.Shutdown:output_type -> holdpoint.monitor.v1.ShutdownResponse
+	11, // 26: holdpoint.monitor.v1.MonitorService.Kill:output_type -> holdpoint.monitor.v1.KillResponse
+	13, // 27: holdpoint.monitor.v1.MonitorService.SwitchDisk:output_type -> holdpoint.monitor.v1.SwitchDiskResponse
+	15, // 28: holdpoint.monitor.v1.MonitorService.ReplaceLayers:output_type -> holdpoint.monitor.v1.ReplaceLayersResponse
+	17, // 29: holdpoint.monitor.v1.MonitorService.Capture:output_type -> holdpoint.monitor.v1.CaptureResponse
+	20, // 30: holdpoint.monitor.v1.MonitorService.SettleCapture:output_type -> holdpoint.monitor.v1.SettleCaptureResponse
+	22, // 31: holdpoint.monitor.v1.MonitorService.Activate:output_type -> holdpoint.monitor.v1.ActivateResponse
+	24, // 32: holdpoint.monitor.v1.MonitorService.Network:output_type -> holdpoint.monitor.v1.NetworkResponse
+	21, // [21:33] is the sub-list for method output_type
+	9,  // [9:21] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_monitor_v1_monitor_proto_init() }

@@ -19,7 +19,7 @@ type request struct {
 	Op string
 	// Window says that it is a step of a window.
 	Window bool
-	// Layer is that of "switch" and "replace".
+	// Layer is that of "switch", "switch-at-rest" and "replace".
 	Layer machine.Layer
 	// Paths are those of "tmpfs".
 	Paths []string
@@ -117,6 +117,11 @@ func (m *fakeMachine) act(req request) (a answer, err error) {
 		err = m.resume()
 	case "switch":
 		err = m.switchDisk(req.Layer)
+	case "switch-at-rest":
+		if text, ok := m.fault("switch-at-rest-fails"); ok {
+			return a, errdefs.New(errdefs.Internal, "switch: %s", text)
+		}
+		err = m.disk.Switch(req.Layer.Path)
 	case "replace":
 		err = fakedisk.Check(req.Layer.Path)
 	case "devices":

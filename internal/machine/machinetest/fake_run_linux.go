@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/machine/machinetest/fakedisk"
 )
 
 // fakeRun is a run seen from outside. Its goroutine waits for the process's
@@ -112,6 +113,22 @@ func (r *fakeRun) AwaitStall(ctx context.Context) error {
 func (r *fakeRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	_, err := r.call(ctx, request{Op: "switch", Layer: top})
 	return err
+}
+
+// SwitchAtRest checks the new top first, as a real one prepares it.
+func (r *fakeRun) SwitchAtRest(ctx context.Context, top machine.Layer, atRest machine.AtRest) (switched bool, err error) {
+	if err := fakedisk.Check(top.Path); err != nil {
+		return false, err
+	}
+	err = atRest(func(ctx context.Context) error {
+		_, err := r.call(ctx, request{Op: "switch-at-rest", Layer: top})
+		switched = err == nil
+		return err
+	})
+	if err == nil && !switched {
+		err = errdefs.New(errdefs.Internal, "the disk was not at rest")
+	}
+	return switched, err
 }
 
 // ReplaceLayers checks what a real one would; the machine has read its layers

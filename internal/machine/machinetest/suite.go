@@ -45,6 +45,7 @@ func Suite(t *testing.T, fx Fixture) {
 		"link, one after another":             (*suite).linkOneAfterAnother,
 		"switch disk":                         (*suite).switchDisk,
 		"failed switch leaves the top":        (*suite).failedSwitch,
+		"a disk is switched at rest":          (*suite).switchAtRest,
 		"replace layers":                      (*suite).replaceLayers,
 		"raw disk":                            (*suite).rawDisk,
 		"no stall":                            (*suite).noStall,

@@ -48,6 +48,50 @@ func (s *suite) failedSwitch() {
 	s.must(r.Resume(s.ctx))
 }
 
+// switchAtRest: the run goes on; what atRest says is what the caller hears, and
+// switched is what was done.
+func (s *suite) switchAtRest() {
+	r := s.launch(s.Config(s.t))
+	now := func(change func(context.Context) error) error { return change(s.ctx) }
+	switchTo := func(what string, top machine.Layer, want bool, atRest machine.AtRest) error {
+		s.t.Helper()
+		switched, err := r.SwitchAtRest(s.ctx, top, atRest)
+		if switched != want || want && err != nil {
+			s.t.Errorf("%s: switched is %v, error %v", what, switched, err)
+		}
+		return err
+	}
+	_ = switchTo("before it ever ran", s.Overlay(s.t), true, now)
+	s.must(r.Resume(s.ctx))
+	_ = switchTo("while running", s.Overlay(s.t), true, now)
+	s.wantRunning(r, true)
+
+	top := s.Overlay(s.t)
+	refused := errdefs.New(errdefs.Conflict, "not now")
+	s.wantKind("a guest that does not freeze", switchTo("refused", top, false, func(func(context.Context) error) error { return refused }), errdefs.Conflict)
+	if err := switchTo("not called", top, false, func(func(context.Context) error) error { return nil }); err == nil {
+		s.t.Error("a switch that was not made worked")
+	}
+	missing := machine.Layer{ID: "gone", Path: top.Path + ".missing", Format: top.Format}
+	err := switchTo("missing", missing, false, func(func(context.Context) error) error {
+		s.t.Error("the guest froze for a layer that is missing")
+		return nil
+	})
+	if err == nil {
+		s.t.Error("a switch to a missing layer worked")
+	}
+	switched, err := r.SwitchAtRest(s.ctx, top, func(change func(context.Context) error) error {
+		s.must(change(s.ctx))
+		return refused
+	})
+	s.wantKind("a guest that thawed too soon", err, errdefs.Conflict)
+	if !switched {
+		s.t.Error("the switch was made, and is not told of")
+	}
+	_ = switchTo("after all that", s.Overlay(s.t), true, now)
+	s.wantRunning(r, true)
+}
+
 // rawDisk: a raw layer alone is the writable disk, and stays as long as it is.
 func (s *suite) rawDisk() {
 	const size = 64 << 20

@@ -4,6 +4,7 @@
 package layers
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"path/filepath"
@@ -60,6 +61,32 @@ func Switch(ctx context.Context, s Supervisor, run machine.Run, top machine.Laye
 	return s.Record(func(r *monitor.Record) { r.Switching = false })
 }
 
+// SwitchAtRest makes top, which is not part of the disk yet, the writable top of
+// a run that goes on, while atRest keeps its guest from writing. It records the new
+// chain first, which stays unless it is certain that the switch was not made.
+func SwitchAtRest(ctx context.Context, s Supervisor, run machine.Run, top machine.Layer, atRest machine.AtRest) error {
+	_, cfg, old := s.Present()
+	switch {
+	case old.Phase != monitor.Running:
+		return errdefs.New(errdefs.WrongState, "switch disk of machine %s: it is %s, and its guest has to freeze its file systems", cfg.MachineName, old.Phase)
+	case old.Switching || old.Capture != nil:
+		return errdefs.New(errdefs.MachineBusy, "switch disk of machine %s: another switch of it is not completed; try again", cfg.MachineName)
+	case slices.ContainsFunc(old.Disk, func(l machine.Layer) bool { return l.ID == top.ID || l.Path == top.Path }):
+		return errdefs.New(errdefs.Conflict, "switch disk of machine %s: layer %s belongs to it already: a switch to it was interrupted; take another checkpoint", cfg.MachineName, top.ID)
+	}
+	if err := s.Record(func(r *monitor.Record) { r.Disk, r.Switching = append(r.Disk, top), true }); err != nil {
+		return err
+	}
+	switched, err := run.SwitchAtRest(ctx, top, atRest)
+	maybe := switched || machine.Ended(run) || errdefs.Is(err, errdefs.OutcomeUnknown)
+	back := s.Record(func(r *monitor.Record) {
+		if r.Switching = false; !maybe {
+			r.Disk = old.Disk
+		}
+	})
+	return cmp.Or(err, back)
+}
+
 // Settle completes a switch that a predecessor recorded. If it cannot be told,
 // the chain stays recorded as it is: the last layer is empty then, and booting
 // from it is harmless.
@@ -69,7 +96,8 @@ func Settle(ctx context.Context, s Supervisor, run machine.Run, log *slog.Logger
 		return nil
 	}
 	top := rec.Disk[len(rec.Disk)-1]
-	if err := run.SwitchDisk(ctx, top); err != nil {
+	now := func(change func(context.Context) error) error { return change(ctx) }
+	if _, err := run.SwitchAtRest(ctx, top, now); err != nil { // the run may be running
 		log.Warn("the disk switch that was under way is not completed", "layer", top.ID, "error", err)
 		return nil
 	}

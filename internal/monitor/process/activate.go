@@ -10,6 +10,7 @@ import (
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/machine/defaults"
 	"github.com/holdpoint/holdpoint/internal/monitor"
@@ -67,7 +68,7 @@ func (m *supervisor) activate(ctx context.Context, run machine.Run, told *monito
 		return errdefs.New(errdefs.Invalid, "activate run %s: a machine is needed", m.cfg.Run.RunID)
 	}
 	if told.Cmdline != "" {
-		if _, err := parseMagic(told.Cmdline); err != nil {
+		if _, err := link.MagicIn(told.Cmdline); err != nil {
 			return err
 		}
 	}

@@ -166,11 +166,11 @@ func (m *supervisor) settle(ctx context.Context, run machine.Run) error {
 		return nil
 	case m.rec.Phase == monitor.UserPaused || m.rec.Phase == monitor.Held:
 		err = run.Pause(ctx)
-		if err == nil {
-			err = layers.Settle(ctx, m, run, m.Log)
-		}
 	default:
 		err = run.Resume(ctx)
+	}
+	if err == nil && m.rec.Phase != monitor.Window { // of which the captures know what it has done
+		err = layers.Settle(ctx, m, run, m.Log)
 	}
 	if err != nil || !drop && m.rec.Phase != monitor.Window {
 		return err

@@ -253,6 +253,19 @@ func (r *doubleRun) SwitchDisk(ctx context.Context, top machine.Layer) error {
 	return err
 }
 
+func (r *doubleRun) SwitchAtRest(ctx context.Context, top machine.Layer, atRest machine.AtRest) (switched bool, err error) {
+	err = atRest(func(ctx context.Context) error {
+		r.dieBefore("switch")
+		for has(r.cfg.Dir, "switch-waits") {
+			time.Sleep(5 * time.Millisecond)
+		}
+		_, err := r.call(ctx, "switch", top.ID)
+		switched = err == nil
+		return err
+	})
+	return switched, err
+}
+
 func (r *doubleRun) ReplaceLayers(ctx context.Context, _ []machine.Layer, _, _ int, merged machine.Layer) error {
 	r.dieBefore("replace")
 	_, err := r.call(ctx, "replace", merged.ID)

@@ -4,12 +4,10 @@ package process
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
-	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/outlet"
@@ -222,16 +220,4 @@ func (m *supervisor) unreachable(rec monitor.Record, trouble string) error {
 		return errdefs.New(errdefs.WrongState, "machine %s: its guest is still booting; try again once it is ready", m.name())
 	}
 	return nil
-}
-
-// parseMagic finds the machine's magic in the guest's kernel command line, as
-// the guest agent does: the last one counts.
-func parseMagic(cmdline string) (magic link.Magic, err error) {
-	err = errdefs.New(errdefs.Invalid, "kernel command line %q: holdpoint.magic=<32 hexadecimal digits> is missing", cmdline)
-	for word := range strings.FieldsSeq(cmdline) {
-		if digits, ok := strings.CutPrefix(word, "holdpoint.magic="); ok {
-			magic, err = link.ParseMagic(digits)
-		}
-	}
-	return magic, err
 }

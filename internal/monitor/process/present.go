@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/relay"
@@ -52,7 +53,7 @@ func (m *supervisor) waits(verb string) error {
 
 // greeting is how to begin a conversation with the guest of the run.
 func (m *supervisor) greeting() relay.Guest {
-	magic, err := parseMagic(m.runConfig().Cmdline)
+	magic, err := link.MagicIn(m.runConfig().Cmdline)
 	if err != nil {
 		m.Log.Error("the guest cannot be greeted", "error", err) // checked when it was given
 	}

@@ -152,6 +152,11 @@ func (b *bench) fault(name, content string) {
 	must(b.t, os.WriteFile(filepath.Join(b.dir, name), []byte(content), 0o600))
 }
 
+func (b *bench) unfault(name string) {
+	b.t.Helper()
+	must(b.t, os.Remove(filepath.Join(b.dir, name)))
+}
+
 // killMonitor kills the folder's monitor, and one that was late to become it.
 func (b *bench) killMonitor() {
 	for range 1000 {

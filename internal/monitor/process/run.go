@@ -21,6 +21,7 @@ import (
 
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 	"github.com/holdpoint/holdpoint/internal/monitor/captures"
@@ -135,7 +136,7 @@ func open(cfg Config) (*supervisor, error) {
 		return nil, err
 	}
 	m.stall = stall.New(stall.Config{Supervisor: m, Free: durable.FreeBytes, Log: cfg.Log})
-	if _, err = parseMagic(file.Run.Cmdline); err != nil {
+	if _, err = link.MagicIn(file.Run.Cmdline); err != nil {
 		return nil, err
 	}
 	if err := m.Files.RemoveTemps(cfg.Dir); err != nil {

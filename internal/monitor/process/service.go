@@ -192,11 +192,25 @@ func (m *supervisor) resume(ctx context.Context, run machine.Run) error {
 	return err
 }
 
-// SwitchDisk puts a new top on the disk of a paused run.
+// SwitchDisk puts a new top on the disk of a run that is paused, or whose guest
+// freezes its file systems meanwhile.
 func (s service) SwitchDisk(ctx context.Context, req *connect.Request[monitorv1.SwitchDiskRequest]) (*connect.Response[monitorv1.SwitchDiskResponse], error) {
 	top := machine.Layer{ID: req.Msg.GetLayerId(), Path: req.Msg.GetPath(), Format: "qcow2"}
-	err := s.m.change(ctx, "switch disk of", func(ctx context.Context, run machine.Run) error { return layers.Switch(ctx, s.m, run, top) })
-	return connect.NewResponse(&monitorv1.SwitchDiskResponse{}), wire.Encode(err)
+	resp := &monitorv1.SwitchDiskResponse{}
+	err := s.m.change(ctx, "switch disk of", func(ctx context.Context, run machine.Run) error {
+		if req.Msg.GetFreeze() == nil {
+			return layers.Switch(ctx, s.m, run, top)
+		}
+		conv, err := s.m.conversation(ctx)
+		if err != nil {
+			return err
+		}
+		return layers.SwitchAtRest(ctx, s.m, run, top, func(change func(context.Context) error) (err error) {
+			resp.Thawed, resp.SwitchNano, err = conv.AtRest(ctx, req.Msg.GetFreeze(), change)
+			return err
+		})
+	})
+	return connect.NewResponse(resp), wire.Encode(err)
 }
 
 // ReplaceLayers puts a merged layer in the place of several.

@@ -6,6 +6,7 @@
 package blocks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,20 +45,40 @@ type Disk struct {
 // nothing when top is that already. On error the old top is still the writable
 // one, but for OUTCOME_UNKNOWN, when QEMU did not say in time which one is.
 func (d *Disk) Switch(ctx context.Context, top machine.Layer) error {
+	switched, err := d.SwitchAtRest(ctx, top, func(change func(context.Context) error) error { return change(ctx) })
+	if switched {
+		return nil
+	}
+	return err
+}
+
+var errNotTried = errors.New("the disk was not at rest")
+
+// SwitchAtRest makes top the writable top when atRest calls what it is given,
+// and says whether it is, as machine.Run does.
+func (d *Disk) SwitchAtRest(ctx context.Context, top machine.Layer, atRest machine.AtRest) (switched bool, err error) {
 	const verb = "switch disk of"
 	old, err := d.Prepare(ctx, verb, top)
-	if err != nil || old == "" {
-		return err
+	if err != nil {
+		return false, err
 	}
-	args := map[string]any{"node": old, "overlay": disk.NodeName(top.ID)}
-	// This also reopens the old top, and its file, read-only.
-	if err := d.Execute(ctx, verb, "blockdev-snapshot", args, nil); err != nil {
-		if err = d.Settle(ctx, top, err); err != nil {
-			return err
+	failed := errNotTried
+	err = atRest(func(ctx context.Context) error {
+		failed = nil
+		if old != "" { // else it is the top already
+			// This also reopens the old top, and its file, read-only.
+			args := map[string]any{"node": old, "overlay": disk.NodeName(top.ID)}
+			failed = d.Execute(ctx, verb, "blockdev-snapshot", args, nil)
+		}
+		return failed
+	})
+	if failed != nil {
+		if settled := d.Settle(ctx, top, cmp.Or(err, failed)); settled != nil {
+			return false, settled
 		}
 	}
 	d.Reach.Keep(top.ID)
-	return nil
+	return true, err
 }
 
 // Prepare adds the node of an overlay that is going to be the top, and

@@ -81,7 +81,9 @@ type MonitorServiceClient interface {
 	// Kill ends the QEMU process and answers once its exit is proven.
 	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
 	// SwitchDisk makes an overlay that exists already the writable top of the
-	// disk, and lets go of the old top for writing. The run must be paused.
+	// disk, and lets go of the old top for writing. The run must be paused, or its
+	// guest freezes its file systems for it: that is not repeated, and on error
+	// the disk's top is the old or the new one, which Status.Disk names.
 	SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error)
 	// ReplaceLayers puts a merged layer, which exists, in the place of several
 	// sealed ones of the disk that show the same. The run may be running. When it
@@ -284,7 +286,9 @@ type MonitorServiceHandler interface {
 	// Kill ends the QEMU process and answers once its exit is proven.
 	Kill(context.Context, *connect.Request[v1.KillRequest]) (*connect.Response[v1.KillResponse], error)
 	// SwitchDisk makes an overlay that exists already the writable top of the
-	// disk, and lets go of the old top for writing. The run must be paused.
+	// disk, and lets go of the old top for writing. The run must be paused, or its
+	// guest freezes its file systems for it: that is not repeated, and on error
+	// the disk's top is the old or the new one, which Status.Disk names.
 	SwitchDisk(context.Context, *connect.Request[v1.SwitchDiskRequest]) (*connect.Response[v1.SwitchDiskResponse], error)
 	// ReplaceLayers puts a merged layer, which exists, in the place of several
 	// sealed ones of the disk that show the same. The run may be running. When it
