@@ -3,7 +3,6 @@ package capture
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -122,7 +121,7 @@ func (t *taking) writeMemory(ctx context.Context) error {
 }
 
 func (t *taking) writeDevices(ctx context.Context) error {
-	state, err := readSmall(filepath.Join(t.detail.Dir, stagedDevices), maxDevices)
+	state, err := durable.ReadSmall(filepath.Join(t.detail.Dir, stagedDevices), maxDevices)
 	if err != nil {
 		return err
 	}
@@ -159,7 +158,7 @@ func (t *taking) writeLayer(layer catalog.Layer, write func(io.Writer) error) er
 
 // readPages reads the set of pages that a run has staged.
 func readPages(path string, memoryBytes int64) (*dirty.Set, error) {
-	data, err := readSmall(path, maxPages)
+	data, err := durable.ReadSmall(path, maxPages)
 	if err != nil {
 		return nil, err
 	}
@@ -172,21 +171,4 @@ func readPages(path string, memoryBytes int64) (*dirty.Set, error) {
 			pages.MemoryBytes()>>20, memoryBytes>>20)
 	}
 	return pages, nil
-}
-
-// readSmall reads a file of at most limit bytes.
-func readSmall(path string, limit int64) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, errdefs.New(errdefs.Storage, "read %s: %w", filepath.Base(path), err)
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = errors.New("it is too large")
-	}
-	if err != nil {
-		return nil, errdefs.New(errdefs.Storage, "read %s: %w", filepath.Base(path), err)
-	}
-	return data, nil
 }

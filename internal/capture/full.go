@@ -27,15 +27,15 @@ const (
 	PhaseEncode  = "encode"
 )
 
-// FullDetail is what the journal keeps of a full checkpoint, to finish or undo
-// it from any phase.
+// FullDetail is what the journal keeps of a checkpoint of a machine that runs on,
+// full or frozen, to finish or undo it from any phase.
 type FullDetail struct {
 	CheckpointID string `json:"checkpoint_id"`
 	// RunID is the run it is taken of.
 	RunID string `json:"run_id"`
 	// Layer is the prepared top; empty until it is.
 	Layer string `json:"layer,omitempty"`
-	// Dir is the staging folder.
+	// Dir is the staging folder; empty for a frozen checkpoint, which has none.
 	Dir string `json:"dir"`
 	// StayPaused: the run waits to be told how it goes on.
 	StayPaused bool `json:"stay_paused,omitempty"`
@@ -109,7 +109,7 @@ func (c *Capturer) Full(ctx context.Context, r FullRequest) (FullResult, error) 
 		err = t.publish(ctx)
 	}
 	if err != nil {
-		if published, unknown := t.published(ctx); !published {
+		if published, unknown := t.published(ctx, t.Checkpoint.ID); !published {
 			return FullResult{}, t.abandon(ctx, errors.Join(err, unknown), unknown == nil)
 		}
 	}
@@ -275,10 +275,10 @@ func (t *taking) measureDisk(ctx context.Context) error {
 }
 
 // published asks the catalog, because a commit that failed may have happened.
-func (t *taking) published(ctx context.Context) (published bool, unknown error) {
+func (c *Capturer) published(ctx context.Context, checkpointID string) (published bool, unknown error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	_, err := t.cfg.Catalog.GetCheckpoint(ctx, t.Checkpoint.ID)
+	_, err := c.cfg.Catalog.GetCheckpoint(ctx, checkpointID)
 	if errdefs.Is(err, errdefs.NotFound) {
 		return false, nil
 	}
@@ -304,17 +304,22 @@ func (t *taking) tell(ctx context.Context) {
 // abandon takes back a checkpoint that is not published; the run goes on. Unless
 // that is certain its files stay: the next sweep knows.
 func (t *taking) abandon(ctx context.Context, failure error, certain bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
 	for _, layer := range []catalog.Layer{t.memory, t.devices} {
 		if layer.ID != "" && certain {
 			t.RemoveFile(t.Path(layer)) // its record goes with the operation
 		}
 	}
 	// A run that is told so by mistake counts more pages, never fewer.
-	err := t.undo(ctx, t.Machine, t.Source, t.detail, true)
-	if err != nil {
-		return errdefs.New(errdefs.KindOf(failure), "checkpoint of %s: %w; and taking it back: %w", t.Machine.Name, failure, err)
+	return t.takeBack(ctx, t.Machine, t.Source, t.detail, failure)
+}
+
+// takeBack takes back what was prepared for a checkpoint that is not published; the
+// run goes on.
+func (c *Capturer) takeBack(ctx context.Context, m catalog.Machine, source FullSource, d FullDetail, failure error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if err := c.undo(ctx, m, source, d, true); err != nil {
+		return errdefs.New(errdefs.KindOf(failure), "checkpoint of %s: %w; and taking it back: %w", m.Name, failure, err)
 	}
-	return fmt.Errorf("checkpoint of %s: %w", t.Machine.Name, failure)
+	return fmt.Errorf("checkpoint of %s: %w", m.Name, failure)
 }

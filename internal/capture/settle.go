@@ -26,10 +26,13 @@ func (c *Capturer) decide(ctx context.Context, source FullSource, d FullDetail, 
 	if errdefs.Is(err, errdefs.WrongState) {
 		err = nil // the run has ended: nothing waits for the word
 	}
+	if d.Dir == "" {
+		return settled, err
+	}
 	return settled, errors.Join(err, c.cfg.Files.RemoveAll(d.Dir))
 }
 
-// SettleFull finishes or undoes the full checkpoint of a daemon that died, from
+// SettleFull finishes or undoes the full or frozen checkpoint of a daemon that died, from
 // any phase, and reports whether it is published. source is the run it was
 // taken of, nil if that has ended; resume is whether the run goes on that was
 // kept paused.
@@ -44,7 +47,7 @@ func (c *Capturer) SettleFull(ctx context.Context, m catalog.Machine, d FullDeta
 	return false, c.undo(ctx, m, source, d, resume)
 }
 
-// undo takes back a full checkpoint that was not published: the run goes on,
+// undo takes back a checkpoint that was not published: the run goes on,
 // and the top that was prepared stays if it may have been written to.
 func (c *Capturer) undo(ctx context.Context, m catalog.Machine, source FullSource, d FullDetail, resume bool) error {
 	_, err := c.decide(ctx, source, d, false, d.StayPaused && resume)

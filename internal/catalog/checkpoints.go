@@ -19,8 +19,8 @@ import (
 // it has one, a copy of that. A name that another checkpoint of the machine has
 // is ALREADY_EXISTS.
 //
-// A full one has all of the chain but the top, which its run has switched to
-// and which is live then. Its memory is either one layer or that of the machine
+// A full or frozen one has all of the chain but the top, which its run has switched
+// to and which is live then. The memory of a full one is either one layer or that of the machine
 // with one layer more, and becomes the machine's; that layer and the one with
 // the devices are sealed. measured are sealed layers whose size and digest are
 // recorded in the same commit.
@@ -87,13 +87,13 @@ func publish(t *database.Tx, m Machine, k checkpoint.Checkpoint, seal []string, 
 	if database.IsUnique(err) && k.Name != "" {
 		return checkpointNameTaken(m.Name, k.Name)
 	}
-	if err != nil || k.Full == nil {
+	if err == nil && k.Full != nil {
+		err = rows.SetMachineMemory(t, m.ID, k.Full.Memory, k.ID, m.MemoryFile)
+	}
+	if err != nil || k.Full == nil && k.Consistency != checkpoint.Frozen {
 		return err
 	}
-	if err := rows.SetMachineMemory(t, m.ID, k.Full.Memory, k.ID, m.MemoryFile); err != nil {
-		return err
-	}
-	return wakeTop(t, m)
+	return wakeTop(t, m) // the machine has gone on
 }
 
 // checkMemory refuses a checkpoint whose memory could not be restored.

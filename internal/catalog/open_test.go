@@ -136,13 +136,13 @@ func TestNewerSchemaIsRefusedUnharmed(t *testing.T) {
 	before, err := os.ReadFile(f.path())
 	f.ok(err)
 	_, err = catalog.Open(f.ctx, catalog.Config{Path: f.path()})
-	f.fails(err, errdefs.Incompatible, f.path(), "version 99", "up to 5")
+	f.fails(err, errdefs.Incompatible, f.path(), "version 99", "up to 6")
 	after, err := os.ReadFile(f.path())
 	f.ok(err)
 	if !bytes.Equal(before, after) {
 		t.Error("the file was changed")
 	}
-	sqlExec(t, f.path(), `PRAGMA user_version = 5`)
+	sqlExec(t, f.path(), `PRAGMA user_version = 6`)
 	f.reopenFresh()
 	list, err := f.ListCheckpoints(f.ctx, "m1")
 	f.ok(err)

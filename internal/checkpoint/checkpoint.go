@@ -53,6 +53,9 @@ type Checkpoint struct {
 	Routes []Route
 	// DiskBytes is what its own topmost layer holds on the host.
 	DiskBytes int64
+	// HookFailure is what went wrong with the guest's hooks of a frozen checkpoint,
+	// where that was allowed.
+	HookFailure string
 	// Full is nil for a disk checkpoint.
 	Full *FullState
 	// Verification says whether it is known that it can be restored. Nobody

@@ -108,9 +108,9 @@ Every verb takes:
   another program has it; a home remembers its port. "expose", "routes" and "daemon
   status" say it.
 - **Kinds**: a checkpoint is full (disk, memory and CPU of a running machine) or
-  of the disk alone. A kind is never replaced by another unasked: what cannot be
-  done is refused with UNSUPPORTED, exit code 6. That is so for "--kind disk --mode
-  frozen" (a disk while its file systems refuse writes), which is not there yet.
+  of the disk alone, frozen (while its file systems refused writes) or stopped. A
+  kind is never replaced by another unasked: what cannot be done is refused with
+  UNSUPPORTED, exit code 6, such as all but stopped ones of a raw disk.
 - **stdout** has what was asked for and nothing else. Diagnostics, progress (on a
   terminal only) and questions are on stderr. Emphasis is for terminals only;
   NO_COLOR turns it off.

@@ -103,7 +103,7 @@ func TestRequests(t *testing.T) {
 		{"resume web", &holdpointv1.ResumeMachineRequest{RequestId: "r", Machine: "web"}},
 		{"rm web --force", &holdpointv1.RemoveMachineRequest{RequestId: "r", Machine: "web", Force: true}},
 		{"checkpoint create web", &holdpointv1.CreateCheckpointRequest{RequestId: "r", Machine: "web", Kind: "full"}},
-		{"checkpoint create web --kind disk", &holdpointv1.CreateCheckpointRequest{RequestId: "r", Machine: "web", Kind: "disk", Mode: "frozen"}},
+		{"checkpoint create web --kind disk", &holdpointv1.CreateCheckpointRequest{RequestId: "r", Machine: "web", Kind: "disk"}},
 		{
 			"checkpoint create web --kind disk --mode stopped --name n -m 'two words' --stop-running --allow-crash",
 			&holdpointv1.CreateCheckpointRequest{

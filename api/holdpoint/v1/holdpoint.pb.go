@@ -578,7 +578,14 @@ type CheckpointResult struct {
 	CaptureMs  float64 `protobuf:"fixed64,22,opt,name=capture_ms,json=captureMs,proto3" json:"capture_ms,omitempty"`
 	PublishMs  float64 `protobuf:"fixed64,23,opt,name=publish_ms,json=publishMs,proto3" json:"publish_ms,omitempty"`
 	// How a raw disk was copied: reflink or data; empty where nothing was.
-	DiskCopy      string `protobuf:"bytes,24,opt,name=disk_copy,json=diskCopy,proto3" json:"disk_copy,omitempty"`
+	DiskCopy string `protobuf:"bytes,24,opt,name=disk_copy,json=diskCopy,proto3" json:"disk_copy,omitempty"`
+	// Of a frozen one. Hooks and sync precede the freeze; freeze, up to the last
+	// file system, and the switch are parts of downtime, which is how long they
+	// were frozen.
+	HooksMs       float64 `protobuf:"fixed64,25,opt,name=hooks_ms,json=hooksMs,proto3" json:"hooks_ms,omitempty"`
+	SyncMs        float64 `protobuf:"fixed64,26,opt,name=sync_ms,json=syncMs,proto3" json:"sync_ms,omitempty"`
+	FreezeMs      float64 `protobuf:"fixed64,27,opt,name=freeze_ms,json=freezeMs,proto3" json:"freeze_ms,omitempty"`
+	SwitchMs      float64 `protobuf:"fixed64,28,opt,name=switch_ms,json=switchMs,proto3" json:"switch_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -779,6 +786,34 @@ func (x *CheckpointResult) GetDiskCopy() string {
 		return x.DiskCopy
 	}
 	return ""
+}
+
+func (x *CheckpointResult) GetHooksMs() float64 {
+	if x != nil {
+		return x.HooksMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetSyncMs() float64 {
+	if x != nil {
+		return x.SyncMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetFreezeMs() float64 {
+	if x != nil {
+		return x.FreezeMs
+	}
+	return 0
+}
+
+func (x *CheckpointResult) GetSwitchMs() float64 {
+	if x != nil {
+		return x.SwitchMs
+	}
+	return 0
 }
 
 type RestoreResult struct {
@@ -1885,7 +1920,9 @@ type Checkpoint struct {
 	Pool     uint32 `protobuf:"varint,22,opt,name=pool,proto3" json:"pool,omitempty"`
 	Standbys uint32 `protobuf:"varint,23,opt,name=standbys,proto3" json:"standbys,omitempty"`
 	// What it rests on, machine.Platform in JSON; of a full checkpoint.
-	Platform      string `protobuf:"bytes,24,opt,name=platform,proto3" json:"platform,omitempty"`
+	Platform string `protobuf:"bytes,24,opt,name=platform,proto3" json:"platform,omitempty"`
+	// What went wrong with the guest's hooks of a frozen one, where that was allowed.
+	HookFailure   string `protobuf:"bytes,25,opt,name=hook_failure,json=hookFailure,proto3" json:"hook_failure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2084,6 +2121,13 @@ func (x *Checkpoint) GetStandbys() uint32 {
 func (x *Checkpoint) GetPlatform() string {
 	if x != nil {
 		return x.Platform
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetHookFailure() string {
+	if x != nil {
+		return x.HookFailure
 	}
 	return ""
 }
@@ -4526,16 +4570,21 @@ type CreateCheckpointRequest struct {
 	Machine   string                 `protobuf:"bytes,2,opt,name=machine,proto3" json:"machine,omitempty"`
 	// disk or full.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
-	// stopped or frozen, of a disk checkpoint.
+	// frozen or stopped, of a disk checkpoint. Empty: frozen if the machine runs,
+	// stopped if it does not.
 	Mode    string `protobuf:"bytes,4,opt,name=mode,proto3" json:"mode,omitempty"`
 	Name    string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
 	Message string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	// End running commands, which a stopped checkpoint needs.
 	StopRunning bool `protobuf:"varint,7,opt,name=stop_running,json=stopRunning,proto3" json:"stop_running,omitempty"`
 	// A guest that does not stop in time is ended, and the checkpoint is marked crash.
-	AllowCrash    bool `protobuf:"varint,8,opt,name=allow_crash,json=allowCrash,proto3" json:"allow_crash,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AllowCrash bool `protobuf:"varint,8,opt,name=allow_crash,json=allowCrash,proto3" json:"allow_crash,omitempty"`
+	// Of a frozen one: how long the file systems may be frozen, up to 10 s; 0 is 2 s.
+	FreezeLimitMillis int64 `protobuf:"varint,9,opt,name=freeze_limit_millis,json=freezeLimitMillis,proto3" json:"freeze_limit_millis,omitempty"`
+	// Of a frozen one: it is made, and says so, although a hook of the guest fails.
+	AllowHookFailure bool `protobuf:"varint,10,opt,name=allow_hook_failure,json=allowHookFailure,proto3" json:"allow_hook_failure,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *CreateCheckpointRequest) Reset() {
@@ -4620,6 +4669,20 @@ func (x *CreateCheckpointRequest) GetStopRunning() bool {
 func (x *CreateCheckpointRequest) GetAllowCrash() bool {
 	if x != nil {
 		return x.AllowCrash
+	}
+	return false
+}
+
+func (x *CreateCheckpointRequest) GetFreezeLimitMillis() int64 {
+	if x != nil {
+		return x.FreezeLimitMillis
+	}
+	return 0
+}
+
+func (x *CreateCheckpointRequest) GetAllowHookFailure() bool {
+	if x != nil {
+		return x.AllowHookFailure
 	}
 	return false
 }
@@ -5378,7 +5441,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"checkpoint\x12\x16\n" +
 	"\x06layers\x18\x02 \x01(\rR\x06layers\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1a\n" +
-	"\brestored\x18\x04 \x01(\bR\brestored\"\xcf\x06\n" +
+	"\brestored\x18\x04 \x01(\bR\brestored\"\xbd\a\n" +
 	"\x10CheckpointResult\x128\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\v2\x18.holdpoint.v1.CheckpointR\n" +
@@ -5414,7 +5477,11 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"capture_ms\x18\x16 \x01(\x01R\tcaptureMs\x12\x1d\n" +
 	"\n" +
 	"publish_ms\x18\x17 \x01(\x01R\tpublishMs\x12\x1b\n" +
-	"\tdisk_copy\x18\x18 \x01(\tR\bdiskCopy\"\x81\x03\n" +
+	"\tdisk_copy\x18\x18 \x01(\tR\bdiskCopy\x12\x19\n" +
+	"\bhooks_ms\x18\x19 \x01(\x01R\ahooksMs\x12\x17\n" +
+	"\async_ms\x18\x1a \x01(\x01R\x06syncMs\x12\x1b\n" +
+	"\tfreeze_ms\x18\x1b \x01(\x01R\bfreezeMs\x12\x1b\n" +
+	"\tswitch_ms\x18\x1c \x01(\x01R\bswitchMs\"\x81\x03\n" +
 	"\rRestoreResult\x124\n" +
 	"\brestored\x18\x01 \x01(\v2\x18.holdpoint.v1.CheckpointR\brestored\x120\n" +
 	"\x06safety\x18\x02 \x01(\v2\x18.holdpoint.v1.CheckpointR\x06safety\x12!\n" +
@@ -5530,7 +5597,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x03env\x18\f \x03(\tR\x03env\x12\x1f\n" +
 	"\vworking_dir\x18\r \x01(\tR\n" +
 	"workingDir\x12\x18\n" +
-	"\acommand\x18\x0e \x03(\tR\acommand\"\xe4\x05\n" +
+	"\acommand\x18\x0e \x03(\tR\acommand\"\x87\x06\n" +
 	"\n" +
 	"Checkpoint\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -5560,7 +5627,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\rmemory_layers\x18\x15 \x03(\tR\fmemoryLayers\x12\x12\n" +
 	"\x04pool\x18\x16 \x01(\rR\x04pool\x12\x1a\n" +
 	"\bstandbys\x18\x17 \x01(\rR\bstandbys\x12\x1a\n" +
-	"\bplatform\x18\x18 \x01(\tR\bplatform\"\xb0\x01\n" +
+	"\bplatform\x18\x18 \x01(\tR\bplatform\x12!\n" +
+	"\fhook_failure\x18\x19 \x01(\tR\vhookFailure\"\xb0\x01\n" +
 	"\x05Route\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x18\n" +
@@ -5747,7 +5815,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x05route\x18\x04 \x01(\tR\x05route\"?\n" +
 	"\x11GuestLogsResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
-	"\x06silent\x18\x02 \x01(\tR\x06silent\"\xec\x01\n" +
+	"\x06silent\x18\x02 \x01(\tR\x06silent\"\xca\x02\n" +
 	"\x17CreateCheckpointRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -5758,7 +5826,10 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x12!\n" +
 	"\fstop_running\x18\a \x01(\bR\vstopRunning\x12\x1f\n" +
 	"\vallow_crash\x18\b \x01(\bR\n" +
-	"allowCrash\"2\n" +
+	"allowCrash\x12.\n" +
+	"\x13freeze_limit_millis\x18\t \x01(\x03R\x11freezeLimitMillis\x12,\n" +
+	"\x12allow_hook_failure\x18\n" +
+	" \x01(\bR\x10allowHookFailure\"2\n" +
 	"\x16ListCheckpointsRequest\x12\x18\n" +
 	"\amachine\x18\x01 \x01(\tR\amachine\"U\n" +
 	"\x17ListCheckpointsResponse\x12:\n" +

@@ -212,14 +212,17 @@ type Source struct {
 	Done    []string
 	// Unclean: the guest stops without having said that it is clean.
 	Unclean bool
+	// HookFailure is what the guest says of its hooks.
+	HookFailure string
 	// Unbounded: it does not know how much of its memory it has changed.
 	Unbounded bool
 	// Fails are what it does not do: "stop", "pause", "switch", "boot", "capture",
 	// "capture after the switch", "stage" (it leaves a torn file), "disk" (it does
 	// not say), "clock" (it cannot be corrected), and the words of SettleCapture.
 	Fails map[string]bool
-	// OnStop is called when it is asked to stop, OnCapture at the end of a capture.
-	OnStop, OnCapture func()
+	// OnStop is called when it is asked to stop, OnCapture at the end of a capture,
+	// OnFreeze once the disk is switched.
+	OnStop, OnCapture, OnFreeze func()
 
 	// first is the machine's chain before anything was done, disk what is open.
 	first, disk []string

@@ -10,7 +10,7 @@ import (
 
 const selectCheckpoint = `SELECT id, coalesce(machine_id, ''), coalesce(name, ''), kind, consistency, coalesce(parent, ''), message, automatic,
 	spec, image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at,
-	verification, problem FROM checkpoints `
+	verification, problem, hook_failure FROM checkpoints `
 
 func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
 	var (
@@ -19,7 +19,7 @@ func scanCheckpoint(rows *sql.Rows) (checkpoint.Checkpoint, error) {
 	)
 	err := rows.Scan(&k.ID, &k.MachineID, &k.Name, &k.Kind, &k.Consistency, &k.Parent, &k.Message, &k.Automatic,
 		&k.Spec, &k.ImageBuildID, &k.DiskBytes, &k.Origin.SessionID, &k.Origin.PromptID, &k.Origin.ToolCallID,
-		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created, &k.Verification, &k.Problem)
+		&k.Origin.ToolName, &k.Origin.TranscriptOffset, &created, &k.Verification, &k.Problem, &k.HookFailure)
 	k.CreatedAt = database.Time(created)
 	return k, err
 }
@@ -123,11 +123,12 @@ func InsertCheckpoint(t *database.Tx, k checkpoint.Checkpoint) error {
 		k.Verification = checkpoint.Unverified
 	}
 	err := t.Do(`INSERT INTO checkpoints (id, machine_id, name, kind, consistency, parent, message, automatic, spec,
-		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at, verification, problem)
-		VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		image_build_id, disk_bytes, session_id, prompt_id, tool_call_id, tool_name, transcript_offset, created_at, verification, problem,
+		hook_failure)
+		VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		k.ID, k.MachineID, k.Name, k.Kind, k.Consistency, k.Parent, k.Message, k.Automatic, database.JSON(k.Spec),
 		k.ImageBuildID, k.DiskBytes, o.SessionID, o.PromptID, o.ToolCallID, o.ToolName, o.TranscriptOffset, t.OrNow(k.CreatedAt),
-		k.Verification, k.Problem)
+		k.Verification, k.Problem, database.OneLine(k.HookFailure))
 	if err != nil {
 		return err
 	}

@@ -114,6 +114,7 @@ func checkpointFields(p *holdpointv1.Checkpoint) [][2]string {
 		{"image", p.GetImageBuildId()},
 		{"stored", stored(p.GetDiskBytes(), p.GetMemoryBytes())},
 		{"layers", strings.Join(p.GetLayers(), " ")},
+		{"hooks failed", p.GetHookFailure()},
 	}
 	if p.GetAutomatic() {
 		fields = append(fields, [2]string{"made", "by holdpoint itself"})

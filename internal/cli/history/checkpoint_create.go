@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -24,14 +25,11 @@ type checkpointCreateOptions struct {
 	message     string
 	stopRunning bool
 	allowCrash  bool
+	freezeLimit time.Duration
+	allowHooks  bool
 }
 
-// NewCheckpointCreate is the verb `checkpoint create`.
-func NewCheckpointCreate(a *app.App) *cobra.Command {
-	var o checkpointCreateOptions
-	cmd := a.Command(app.Verb{
-		Use: "create MACHINE [flags]", Short: "Make a checkpoint of a machine",
-		Long: `Make a checkpoint of a machine. It is listed once it is safe on disk.
+const checkpointCreateText = `Make a checkpoint of a machine. It is listed once it is safe on disk.
 
 --kind full (the default) keeps disk, memory and CPU of a running machine, which
 goes on: it stands still for some milliseconds. Where that cannot be done it is
@@ -41,10 +39,17 @@ restored is tried in the background, newest first, once the host has little to d
 "checkpoint verify" does it at once.
 
 --kind disk keeps the disk:
-  --mode frozen    (the default of a disk checkpoint) while the machine's file
-                   systems refuse writes; not there yet: refused as UNSUPPORTED
-  --mode stopped   after a clean shutdown; the machine is booted again, and a
-                   stopped one stays so. Commands that run in it end: this is
+  --mode frozen    (the default where the machine runs) while its file systems
+                   refuse writes, for some milliseconds; it goes on, and so does
+                   all that runs in it. They thaw by themselves after
+                   --freeze-limit, whatever happens; the checkpoint then fails.
+                   Executable files in /etc/holdpoint/hooks.d of the machine are
+                   run as root before it, with the word freeze, and after it, with
+                   the word thaw, for 10 s at most; one that fails keeps the
+                   checkpoint from being made, or is noted with
+                   --allow-hook-failure.
+  --mode stopped   (the default where it is stopped) after a clean shutdown; the
+                   machine is booted again, and a stopped one stays so. Commands that run in it end: this is
                    asked on a terminal, and refused without one unless
                    --stop-running is given.
 
@@ -52,18 +57,31 @@ Of a machine with a raw disk there is --kind disk --mode stopped only: its disk 
 copied while it is stopped, by reflink where the file system can, else its data.
 
 Downtime is how long the machine stood still, "answers again" and "durable" count
-from the request: until it answered, and until the checkpoint was safe.`,
+from the request: until it answered, and until the checkpoint was safe.`
+
+// NewCheckpointCreate is the verb `checkpoint create`.
+func NewCheckpointCreate(a *app.App) *cobra.Command {
+	var o checkpointCreateOptions
+	cmd := a.Command(app.Verb{
+		Use: "create MACHINE [flags]", Short: "Make a checkpoint of a machine",
+		Long: checkpointCreateText,
 		Example: `  holdpoint checkpoint create web -m "tests green"
+  holdpoint checkpoint create web --kind disk
   holdpoint checkpoint create web --kind disk --mode stopped --name before-agent`,
 		MinArgs: 1, MaxArgs: 1, Effect: true, Cancels: true, Object: view.CheckpointCreated{}, Complete: app.First(a.MachineNames),
 		Kinds: app.MachineKinds(errdefs.AlreadyExists, errdefs.Unsupported, errdefs.Incompatible, errdefs.NoSpace),
 		Run: func(ctx context.Context, args []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
 			return runCheckpointCreate(ctx, a, args[0], o)
 		},
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.kind, "kind", "full", "full or disk")
-	f.StringVar(&o.mode, "mode", "", "of a disk checkpoint: frozen or stopped (default frozen); only stopped works yet")
+	f.StringVar(&o.mode, "mode", "", "of a disk checkpoint: frozen or stopped (default frozen, of a stopped machine stopped)")
+	f.DurationVar(&o.freezeLimit, "freeze-limit", 0, "of --mode frozen: how long the file systems may be frozen, up to 10s (default 2s)")
+	f.BoolVar(&o.allowHooks, "allow-hook-failure", false, "of --mode frozen: make the checkpoint although a hook in the machine fails")
 	f.StringVar(&o.name, "name", "", "name of the checkpoint")
 	f.StringVarP(&o.message, "message", "m", "", "what it is for")
 	f.BoolVar(&o.stopRunning, "stop-running", false, "end the commands that run, without asking")
@@ -78,29 +96,22 @@ func (o *checkpointCreateOptions) check() error {
 	if err != nil {
 		return err
 	}
-	if kind == checkpoint.Full {
-		switch {
-		case o.mode != "":
-			return errdefs.New(errdefs.Invalid, "checkpoint mode %q: only a disk checkpoint has one; add --kind disk", o.mode)
-		case o.stopRunning || o.allowCrash:
-			return errdefs.New(errdefs.Invalid, "checkpoint create: a full checkpoint ends nothing; --stop-running and --allow-crash go with --kind disk --mode stopped")
-		}
-		return nil
-	}
-	switch o.mode {
-	case "":
-		o.mode = string(checkpoint.Frozen)
-	case string(checkpoint.Frozen), string(checkpoint.Stopped):
-	default:
+	switch {
+	case kind == checkpoint.Full && o.mode != "":
+		return errdefs.New(errdefs.Invalid, "checkpoint mode %q: only a disk checkpoint has one; add --kind disk", o.mode)
+	case kind == checkpoint.Full && (o.stopRunning || o.allowCrash):
+		return errdefs.New(errdefs.Invalid, "checkpoint create: a full checkpoint ends nothing; --stop-running and --allow-crash go with --kind disk --mode stopped")
+	case kind == checkpoint.Full && (o.freezeLimit != 0 || o.allowHooks):
+		return errdefs.New(errdefs.Invalid, "checkpoint create: a full checkpoint freezes no file systems; --freeze-limit and --allow-hook-failure go with --kind disk")
+	case o.mode != "" && o.mode != string(checkpoint.Frozen) && o.mode != string(checkpoint.Stopped):
 		return errdefs.New(errdefs.Invalid, "checkpoint mode %q: use frozen or stopped", o.mode)
+	case o.freezeLimit != 0 && o.freezeLimit < time.Millisecond:
+		return errdefs.New(errdefs.Invalid, "--freeze-limit %s: use 1ms to 10s", o.freezeLimit)
 	}
 	return nil
 }
 
 func runCheckpointCreate(ctx context.Context, a *app.App, machine string, o checkpointCreateOptions) error {
-	if err := o.check(); err != nil {
-		return err
-	}
 	return a.With(ctx, func(c *client.Client) error {
 		if o.mode == string(checkpoint.Stopped) && !o.stopRunning && a.Interactive() {
 			var err error
@@ -111,6 +122,7 @@ func runCheckpointCreate(ctx context.Context, a *app.App, machine string, o chec
 		op, err := app.Operate(ctx, a, c, true, c.Checkpoints.Create, &holdpointv1.CreateCheckpointRequest{
 			RequestId: a.RequestID(), Machine: machine, Kind: o.kind, Mode: o.mode, Name: o.name, Message: o.message,
 			StopRunning: o.stopRunning, AllowCrash: o.allowCrash,
+			FreezeLimitMillis: o.freezeLimit.Milliseconds(), AllowHookFailure: o.allowHooks,
 		})
 		if err != nil {
 			return err
@@ -154,8 +166,8 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 	return a.Print(app.Output{
 		Object: view.CheckpointCreated{
 			Header: view.NewHeader(), Checkpoint: view.CheckpointOf(p),
-			DowntimeMS: r.GetDowntimeMs(), ReturnMS: r.GetReturnMs(), DurableMS: r.GetDurableMs(),
-			StopMS: r.GetStopMs(), CopyMS: r.GetCopyMs(), BootMS: r.GetBootMs(), Phases: view.PhasesOf(r),
+			TimesKnown: timesKnown(r), DowntimeMS: r.GetDowntimeMs(), ReturnMS: r.GetReturnMs(), DurableMS: r.GetDurableMs(),
+			StopMS: r.GetStopMs(), CopyMS: r.GetCopyMs(), BootMS: r.GetBootMs(), Phases: view.PhasesOf(r), Freeze: view.FreezeOf(r),
 			MemoryBytes: r.GetMemoryBytes(), DiskBytes: r.GetDiskBytes(), DiskCopy: r.GetDiskCopy(),
 			RestoreCommand: restoreCommand(p), Operation: op.GetId(), Notes: view.Notes(notes),
 		},
@@ -167,14 +179,27 @@ func printCheckpoint(a *app.App, op *client.Operation) error {
 				{"kind", view.KindOf(p)},
 				{"copied while it ran", view.Precopied(r)},
 				{"downtime", downtime(r)},
+				{"hooks failed", p.GetHookFailure()},
 				{"answers again", answers(r)},
-				{"durable", "after " + view.Millis(r.GetDurableMs())},
+				{"durable", durable(r)},
 				{"stored", stored(r.GetDiskBytes(), r.GetMemoryBytes())},
 				{"disk copied", copied(r)},
 				{"restore with", restoreCommand(p)},
 			})
 		},
 	})
+}
+
+// timesKnown reports whether it was measured how long it took: not by a daemon
+// that ended meanwhile.
+func timesKnown(r *holdpointv1.CheckpointResult) bool { return r.GetDurableMs() > 0 }
+
+// durable says when the checkpoint was safe.
+func durable(r *holdpointv1.CheckpointResult) string {
+	if !timesKnown(r) {
+		return "yes; when is not known"
+	}
+	return "after " + view.Millis(r.GetDurableMs())
 }
 
 // copied says how a raw disk was copied; "" for any other disk.
@@ -205,6 +230,9 @@ func answers(r *holdpointv1.CheckpointResult) string {
 
 // downtime says how long the machine stood still, with the parts it has.
 func downtime(r *holdpointv1.CheckpointResult) string {
+	if !timesKnown(r) {
+		return "not known: the daemon ended meanwhile"
+	}
 	if stood(r) {
 		return "none: the machine was stopped, and still is"
 	}
@@ -212,6 +240,9 @@ func downtime(r *holdpointv1.CheckpointResult) string {
 		return view.FullDowntime(r)
 	}
 	text := view.Millis(r.GetDowntimeMs())
+	if r.GetCheckpoint().GetConsistency() == string(checkpoint.Frozen) {
+		return fmt.Sprintf("%s for writes (freeze %s, switch %s); none for all else", text, view.Millis(r.GetFreezeMs()), view.Millis(r.GetSwitchMs()))
+	}
 	if r.GetStopMs()+r.GetCopyMs()+r.GetBootMs() == 0 {
 		return text
 	}

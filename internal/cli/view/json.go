@@ -114,6 +114,7 @@ type Checkpoint struct {
 	// Verification of a disk checkpoint is only done when asked for.
 	Verification string `json:"verification" doc:"unverified, verified or failed; of a disk checkpoint empty until checkpoint verify was asked for"`
 	Problem      string `json:"problem" doc:"why the verification failed"`
+	HookFailure  string `json:"hook_failure" doc:"what went wrong with the guest's hooks of a frozen checkpoint, where --allow-hook-failure was given"`
 	// What follows is of full checkpoints.
 	Tracking     string          `json:"tracking" doc:"how changed memory was found; of a full checkpoint, as all that follows"`
 	MemoryLayers []string        `json:"memory_layers"`
@@ -223,7 +224,7 @@ func CheckpointOf(c *holdpointv1.Checkpoint) *Checkpoint {
 		ImageBuildID: c.GetImageBuildId(), Routes: List(c.GetRoutes(), RouteOf),
 		DiskBytes: c.GetDiskBytes(), MemoryBytes: c.GetMemoryBytes(),
 		Layers: List(c.GetLayers(), same), Automatic: c.GetAutomatic(), Current: c.GetCurrent(),
-		Verification: c.GetVerification(), Problem: c.GetProblem(), Tracking: c.GetTracking(),
+		Verification: c.GetVerification(), Problem: c.GetProblem(), HookFailure: c.GetHookFailure(), Tracking: c.GetTracking(),
 		MemoryLayers: List(c.GetMemoryLayers(), same), Pool: c.GetPool(), Standbys: c.GetStandbys(),
 		Platform: object(c.GetPlatform()),
 	}

@@ -91,6 +91,7 @@ type CheckpointDone struct {
 type CheckpointCreated struct {
 	Header
 	Checkpoint     *Checkpoint `json:"checkpoint"`
+	TimesKnown     bool        `json:"times_known" doc:"false when the daemon ended meanwhile: the times are 0 then"`
 	DowntimeMS     float64     `json:"downtime_ms"`
 	ReturnMS       float64     `json:"return_ms" doc:"0 if it did not answer"`
 	DurableMS      float64     `json:"durable_ms"`
@@ -98,6 +99,7 @@ type CheckpointCreated struct {
 	CopyMS         float64     `json:"copy_ms"`
 	BootMS         float64     `json:"boot_ms"`
 	Phases         *Phases     `json:"phases" doc:"of a full checkpoint"`
+	Freeze         *Freeze     `json:"freeze" doc:"of a frozen checkpoint"`
 	MemoryBytes    int64       `json:"memory_bytes"`
 	DiskBytes      int64       `json:"disk_bytes"`
 	DiskCopy       string      `json:"disk_copy" doc:"how a raw disk was copied: reflink (its blocks are shared) or data; empty for any other disk"`
@@ -135,6 +137,28 @@ func PhasesOf(r *holdpointv1.CheckpointResult) *Phases {
 		WindowPagesMS: r.GetWindowPagesMs(), WindowResumeMS: r.GetWindowResumeMs(), WindowBytes: r.GetWindowBytes(),
 		PrepareMS: r.GetPrepareMs(), CaptureMS: r.GetCaptureMs(), SyncDiskMS: r.GetSyncDiskMs(),
 		EncodeMS: r.GetEncodeMs(), PublishMS: r.GetPublishMs(),
+	}
+}
+
+// Freeze is where the time of a frozen checkpoint went.
+type Freeze struct {
+	PrepareMS float64 `json:"prepare_ms" doc:"the new top of the disk was made; prepare_ms, capture_ms and publish_ms make durable_ms"`
+	CaptureMS float64 `json:"capture_ms" doc:"what follows, but for publish_ms, and the hooks after the thaw"`
+	HooksMS   float64 `json:"hooks_ms" doc:"the guest's hooks before the freeze"`
+	SyncMS    float64 `json:"sync_ms" doc:"the guest wrote out what waited, before the freeze"`
+	FreezeMS  float64 `json:"freeze_ms" doc:"until the last file system was frozen; part of the downtime, as switch_ms"`
+	SwitchMS  float64 `json:"switch_ms" doc:"the disk was switched to a new layer"`
+	PublishMS float64 `json:"publish_ms" doc:"the checkpoint was sealed and recorded"`
+}
+
+// FreezeOf makes the view of a frozen checkpoint's freeze; nil for others.
+func FreezeOf(r *holdpointv1.CheckpointResult) *Freeze {
+	if r.GetCheckpoint().GetConsistency() != "frozen" {
+		return nil
+	}
+	return &Freeze{
+		PrepareMS: r.GetPrepareMs(), CaptureMS: r.GetCaptureMs(), HooksMS: r.GetHooksMs(), SyncMS: r.GetSyncMs(),
+		FreezeMS: r.GetFreezeMs(), SwitchMS: r.GetSwitchMs(), PublishMS: r.GetPublishMs(),
 	}
 }
 

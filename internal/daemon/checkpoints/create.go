@@ -40,7 +40,7 @@ func (s *Service) Create(ctx context.Context, req *connect.Request[holdpointv1.C
 	if err := checkCreate(r); err != nil {
 		return nil, wire.Encode(err)
 	}
-	create := s.createStopped
+	create := s.createDisk
 	if r.GetKind() == string(checkpoint.Full) {
 		create = s.createFull
 	}
@@ -53,7 +53,7 @@ func (s *Service) Create(ctx context.Context, req *connect.Request[holdpointv1.C
 // wrong with the machine's name is told by the operation.
 func (s *Service) checkLive(ctx context.Context, r *holdpointv1.CreateCheckpointRequest) error {
 	m, err := s.Catalog.ResolveMachine(ctx, r.GetMachine())
-	if live := r.GetKind() == string(checkpoint.Full) || r.GetMode() == string(checkpoint.Frozen); err != nil || !live {
+	if err != nil || r.GetKind() != string(checkpoint.Full) && modeOf(r, keeper.State(m, s.Keeper.Run(m.ID))) != checkpoint.Frozen {
 		return nil
 	}
 	return m.Spec.CheckLive("checkpoint create", m.Name)
@@ -75,20 +75,37 @@ func checkCreate(r *holdpointv1.CreateCheckpointRequest) error {
 		return errdefs.New(errdefs.Invalid, "checkpoint create: mode %q is one of disk checkpoints; add --kind disk, or leave it away", r.GetMode())
 	case kind == checkpoint.Full:
 		return nil
-	case r.GetMode() == string(checkpoint.Frozen):
-		return errdefs.New(errdefs.Unsupported, "checkpoint create: frozen checkpoints, the default of a disk checkpoint, are not there yet; type: holdpoint checkpoint create %s --kind disk --mode stopped", r.GetMachine())
-	case r.GetMode() != string(checkpoint.Stopped):
-		return errdefs.New(errdefs.Invalid, "checkpoint create: mode %q: use stopped", r.GetMode())
+	case r.GetMode() != "" && r.GetMode() != string(checkpoint.Frozen) && r.GetMode() != string(checkpoint.Stopped):
+		return errdefs.New(errdefs.Invalid, "checkpoint create: mode %q: use frozen or stopped", r.GetMode())
 	}
-	return nil
+	return checkFreeze(r)
 }
 
-func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdpointv1.CreateCheckpointRequest) (*holdpointv1.OperationResult, error) {
+// modeOf is the mode of a disk checkpoint of a machine that is in that state.
+func modeOf(r *holdpointv1.CreateCheckpointRequest, state machine.State) checkpoint.Consistency {
+	switch {
+	case r.GetMode() != "":
+		return checkpoint.Consistency(r.GetMode())
+	case state == machine.Stopped:
+		return checkpoint.Stopped
+	}
+	return checkpoint.Frozen
+}
+
+// createDisk takes a disk checkpoint of the mode that fits the machine's state.
+func (s *Service) createDisk(ctx context.Context, w *operation.Work, r *holdpointv1.CreateCheckpointRequest) (*holdpointv1.OperationResult, error) {
 	m, err := s.Claim(ctx, w, r.GetMachine())
 	if err != nil {
 		return nil, err
 	}
 	run := s.Keeper.Run(m.ID)
+	if modeOf(r, keeper.State(m, run)) == checkpoint.Frozen {
+		return s.createFrozen(ctx, w, r, m, run)
+	}
+	return s.createStopped(ctx, w, r, m, run)
+}
+
+func (s *Service) createStopped(ctx context.Context, w *operation.Work, r *holdpointv1.CreateCheckpointRequest, m catalog.Machine, run *fleet.Run) (*holdpointv1.OperationResult, error) {
 	if err := machine.Allow("checkpoint create", m.Name, keeper.State(m, run), machine.Running, machine.Stopped); err != nil {
 		return nil, err
 	}

@@ -5,7 +5,9 @@ package fleet
 import (
 	"context"
 
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
+	"github.com/holdpoint/holdpoint/internal/machine"
 	"github.com/holdpoint/holdpoint/internal/monitor"
 )
 
@@ -23,6 +25,16 @@ func (r *Run) Capture(ctx context.Context, req *monitorv1.CaptureRequest) (answe
 func (r *Run) SettleCapture(ctx context.Context, checkpointID string, published, resume bool) (answer *monitorv1.SettleCaptureResponse, err error) {
 	err = r.call(ctx, func(c *monitor.Client) error {
 		answer, err = c.SettleCapture(ctx, checkpointID, published, resume)
+		return err
+	})
+	return answer, err
+}
+
+// SwitchAtRest gives the run a new top to write to while its guest has frozen its
+// file systems.
+func (r *Run) SwitchAtRest(ctx context.Context, top machine.Layer, freeze *agentv1.FreezeStart) (answer *monitorv1.SwitchDiskResponse, err error) {
+	err = r.call(ctx, func(c *monitor.Client) error {
+		answer, err = c.SwitchAtRest(ctx, top, freeze)
 		return err
 	})
 	return answer, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	monitorv1 "github.com/holdpoint/holdpoint/api/monitor/v1"
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
@@ -49,6 +50,19 @@ func (s *Source) Resume(ctx context.Context) error { return s.run.Resume(ctx) }
 // SwitchDisk gives the paused run a new top to write to.
 func (s *Source) SwitchDisk(ctx context.Context, top catalog.Layer) error {
 	return s.run.SwitchDisk(ctx, s.keeper.layer(top))
+}
+
+// SwitchAtRest gives the run a new top to write to while its guest has frozen its
+// file systems.
+func (s *Source) SwitchAtRest(ctx context.Context, top catalog.Layer, o capture.FreezeOrder) (capture.Rest, error) {
+	answer, err := s.run.SwitchAtRest(ctx, s.keeper.layer(top), &agentv1.FreezeStart{
+		LimitMillis: o.Limit.Milliseconds(), AllowHookFailure: o.AllowHookFailure,
+	})
+	t := answer.GetThawed()
+	return capture.Rest{
+		Hooks: time.Duration(t.GetHooksNano()), Sync: time.Duration(t.GetSyncNano()), Freeze: time.Duration(t.GetFreezeNano()),
+		Switch: time.Duration(answer.GetSwitchNano()), Frozen: time.Duration(t.GetFrozenNano()), HookFailure: t.GetHookFailure(),
+	}, err
 }
 
 // Boot begins a run of the machine's recorded chain.

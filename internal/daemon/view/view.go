@@ -138,7 +138,7 @@ func (v *Viewer) Checkpoint(ctx context.Context, k checkpoint.Checkpoint, m cata
 			Protocol: machine.RouteProtocol(r.Host),
 		})
 	}
-	view.Verification, view.Problem = string(k.Verification), k.Problem
+	view.Verification, view.Problem, view.HookFailure = string(k.Verification), k.Problem, k.HookFailure
 	if k.Full == nil {
 		if k.Verification == checkpoint.Unverified {
 			view.Verification = "" // nobody is going to try
