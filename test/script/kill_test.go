@@ -9,9 +9,9 @@ import (
 )
 
 // TestKilledAtRandomMoments kills the daemon, the monitor and both in the middle
-// of checkpoints and restores: of each verb at ten moments, ten and five.
+// of stopped and frozen checkpoints and of restores: of each at ten moments, ten and five.
 func TestKilledAtRandomMoments(t *testing.T) {
-	for _, verb := range []string{"checkpoint", "restore"} {
+	for _, verb := range []string{"stopped", "frozen", "restore"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
 			s := newSession(t)
@@ -22,10 +22,10 @@ func TestKilledAtRandomMoments(t *testing.T) {
 				Session: s, Machine: "web", Rounds: 25, Random: rand.New(rand.NewPCG(seed, 0)),
 				Victims: []session.Victim{session.Daemon, session.Monitor, session.Daemon, session.Monitor, session.Both},
 			}
-			if verb == "checkpoint" {
-				k.CutCheckpoints(t, 4)
-			} else {
+			if verb == "restore" {
 				k.CutRestores(t)
+			} else {
+				k.CutCheckpoints(t, verb, 4)
 			}
 		})
 	}

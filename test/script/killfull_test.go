@@ -132,6 +132,18 @@ func (k *cutStory) round(name string, victim session.Victim) {
 		k.expect("web", name, "restore of a checkpoint that was cut off")
 	}
 
+	said = k.cut(name, victim, "checkpoint", "create", "web", "--kind", "disk", "--name", "d"+name)
+	k.expect("web", name, "frozen checkpoint")
+	if r, err := k.Run("checkpoint", "show", "d"+name); err != nil || said && r.Code != 0 {
+		k.t.Fatalf("%s: the frozen checkpoint was reported and is not there: %v %s", name, err, r.Stderr)
+	} else if r.Code == 0 {
+		k.Must(k.t, "fork", "d"+name, "--name", "d"+name)
+		if got := k.Must(k.t, "exec", "d"+name+"-1", "--", "cat", "file"); got != name+"\n" {
+			k.t.Fatalf("%s: a fork of a frozen checkpoint that was cut off has %q", name, got)
+		}
+		k.Must(k.t, "rm", "d"+name+"-1", "--force")
+	}
+
 	_, before := k.machine("web")
 	said = k.cut(name, victim, "restore", "web", "base", "--full", "--yes")
 	state, after := k.machine("web")

@@ -227,13 +227,13 @@ func (k *Story) cut(t testing.TB, round int, args ...string) bool {
 	return e.Code == 0
 }
 
-// CutCheckpoints cuts off `checkpoint create`. Afterwards the machine has its
+// CutCheckpoints cuts off `checkpoint create` of that mode. Afterwards the machine has its
 // newest content, each checkpoint that was said to be there is, and the last
 // ones that are, verify of them, hold what the disk was when they were taken.
-func (k *Story) CutCheckpoints(t testing.TB, verify int) {
+func (k *Story) CutCheckpoints(t testing.TB, mode string, verify int) {
 	t.Helper()
 	create := func(name string) []string {
-		return []string{"checkpoint", "create", k.Machine, "--kind", "disk", "--mode", "stopped", "--name", name}
+		return []string{"checkpoint", "create", k.Machine, "--kind", "disk", "--mode", mode, "--name", name}
 	}
 	k.write(t, "c")
 	begun := time.Now()

@@ -71,7 +71,7 @@ func (m *Model) Step(r *rapid.T) {
 	m.T.Helper()
 	name := rapid.SampledFrom(slices.Sorted(maps.Keys(m.machines))).Draw(r, "machine")
 	machine := m.machines[name]
-	actions := []func(*rapid.T, string, *modeled){m.write, m.write, m.checkpointFull, m.checkpointFull, m.checkpointDisk, m.suspend, m.remove}
+	actions := []func(*rapid.T, string, *modeled){m.write, m.write, m.checkpointFull, m.checkpointFull, m.checkpointDisk, m.checkpointFrozen, m.suspend, m.remove}
 	if machine.head != "" {
 		actions = []func(*rapid.T, string, *modeled){m.resume}
 	}
@@ -130,6 +130,13 @@ func (m *Model) checkpointDisk(_ *rapid.T, name string, machine *modeled) {
 	m.do(&v, "checkpoint", "create", name, "--kind", "disk", "--mode", "stopped")
 	m.keep(v.Checkpoint.ID, v.Checkpoint.Kind, name, machine.Content)
 	machine.Memory = m.fresh.Memory
+}
+
+// checkpointFrozen is of a machine that goes on.
+func (m *Model) checkpointFrozen(_ *rapid.T, name string, machine *modeled) {
+	var v made
+	m.do(&v, "checkpoint", "create", name, "--kind", "disk", "--mode", "frozen")
+	m.keep(v.Checkpoint.ID, v.Checkpoint.Kind, name, machine.Content)
 }
 
 func (m *Model) suspend(_ *rapid.T, name string, machine *modeled) {

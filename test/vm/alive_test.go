@@ -198,7 +198,7 @@ func (a alive) isAt(t *testing.T, machine, mark string, checkpoint report) repor
 
 // created is what `checkpoint create` says.
 type created struct {
-	Checkpoint struct{ ID, Kind, Parent string }
+	Checkpoint struct{ ID, Kind, Consistency, Parent string }
 	DowntimeMS float64 `json:"downtime_ms"`
 	DurableMS  float64 `json:"durable_ms"`
 }

@@ -13,7 +13,7 @@ import (
 // is left to the fake machines, where a round takes a second.
 func TestKilledAtRandomMoments(t *testing.T) {
 	prepared(t)
-	for _, verb := range []string{"checkpoint", "restore"} {
+	for _, verb := range []string{"stopped", "frozen", "restore"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
 			s, err := newSession()
@@ -32,10 +32,10 @@ func TestKilledAtRandomMoments(t *testing.T) {
 				Session: s, Machine: "web", Rounds: 20, Random: rand.New(rand.NewPCG(seed, 0)),
 				Victims: []session.Victim{session.Daemon, session.Monitor},
 			}
-			if verb == "checkpoint" {
-				k.CutCheckpoints(t, 1)
-			} else {
+			if verb == "restore" {
 				k.CutRestores(t)
+			} else {
+				k.CutCheckpoints(t, verb, 1)
 			}
 		})
 	}
