@@ -38,7 +38,7 @@ func main() {
 	var only string
 	flag.StringVar(&o.bin, "holdpoint", "bin/holdpoint", "the binary to measure")
 	flag.StringVar(&o.template, "template", os.Getenv("HOLDPOINT_TEST_HOME"), "a home with the image `debian`, which is copied")
-	flag.StringVar(&only, "only", ".", "measure only what matches this pattern: cli, exec, cp, checkpoint, raw-copy, proxy, boot, idle, import, network, full-downtime, full-restore, full-fork, full-stored, full-speed")
+	flag.StringVar(&only, "only", ".", "measure only what matches this pattern: cli, exec, cp, checkpoint, frozen, raw-copy, proxy, boot, idle, import, network, full-downtime, full-restore, full-fork, full-stored, full-speed")
 	flag.IntVar(&o.rounds, "rounds", 20, "rounds of each figure of the full- groups, after a warm-up")
 	flag.StringVar(&o.write, "write", "", "put the table between the bench:begin and bench:end marks of this file, too")
 	flag.Parse()
@@ -93,6 +93,7 @@ func run(ctx context.Context, o options) (err error) {
 		{"cp", measureCopy},
 		{"proxy", measureProxy},
 		{"checkpoint", measureCheckpoint},
+		{"frozen", o.measureFrozen},
 		{"raw-copy", measureRawCopy},
 		{"network", o.full((*full.Bench).Network)},
 		{"import", measureImport},

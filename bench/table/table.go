@@ -69,6 +69,12 @@ func Median[T cmp.Ordered](values []T) T {
 	return sorted[len(sorted)/2]
 }
 
+// Percentile is the smallest value that p of a hundred are not above.
+func Percentile(values []float64, p int) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(0, (len(sorted)*p+99)/100-1)]
+}
+
 // InTurns measures a and b alternately, n times each, after one of each that
 // does not count, and returns the medians.
 func InTurns(n int, a, b func() (time.Duration, error)) (time.Duration, time.Duration, error) {
