@@ -27,6 +27,9 @@ func FlagProblem(err error) error {
 		}
 	case "uint32":
 		takes = "it takes a whole number: " + flag.Usage
+	case "intSlice":
+		_, usage := pflag.UnquoteUsage(flag)
+		takes = "it takes a whole number: " + usage
 	case "bool":
 		takes = "it is true or false"
 	}

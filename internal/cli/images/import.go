@@ -27,7 +27,8 @@ type importOptions struct {
 // NewImport is the verb `image import`.
 func NewImport(a *app.App) *cobra.Command {
 	var o importOptions
-	cmd := a.Command(app.Verb{
+	var cmd *cobra.Command
+	cmd = a.Command(app.Verb{
 		Use: "import FILE --name NAME [flags]", Short: "Make an image of a disk or of a container image",
 		Long: `Make an image of what somebody else made. FILE, which is recognized by its content
 and never written to, is one of:
@@ -53,7 +54,12 @@ larger.`,
 			errdefs.NotFound, errdefs.AlreadyExists, errdefs.Conflict, errdefs.RequestIDConflict, errdefs.Unsupported,
 			errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
-		Run: func(ctx context.Context, args []string) error { return runImport(ctx, a, args[0], o) },
+		Run: func(ctx context.Context, args []string) error {
+			if o.partition == 0 && cmd.Flags().Changed("partition") {
+				return errdefs.New(errdefs.Invalid, "image import %s: --partition 0: they are numbered from 1; leave it out to have the root found", args[0])
+			}
+			return runImport(ctx, a, args[0], o)
+		},
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "name of the image")

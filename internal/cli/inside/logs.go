@@ -28,7 +28,8 @@ type logsOptions struct {
 // NewLogs is the verb `logs`.
 func NewLogs(a *app.App) *cobra.Command {
 	var o logsOptions
-	cmd := a.Command(app.Verb{
+	var cmd *cobra.Command
+	cmd = a.Command(app.Verb{
 		Use: "logs MACHINE [flags]", Short: "Print a machine's console, what came through a route, or what its network refused",
 		Long: `Print a machine's console: of the run that goes on and of the last five that ended,
 oldest first. A run ends when the machine stops, is suspended or is restored; --tail
@@ -45,12 +46,17 @@ With --network print which destinations the machine was refused, and why, since 
 monitor began; the last one first. See "holdpoint run" for the networks there are.`,
 		MinArgs: 1, MaxArgs: 1,
 		Object: view.Logged{}, Kinds: []errdefs.Kind{errdefs.NotFound, errdefs.WrongState, errdefs.Unsupported, errdefs.Storage}, Complete: app.First(a.MachineNames),
-		Run: func(ctx context.Context, args []string) error { return runLogs(ctx, a, args[0], o) },
+		Run: func(ctx context.Context, args []string) error {
+			if o.tail == 0 && cmd.Flags().Changed("tail") {
+				return errdefs.New(errdefs.Invalid, "logs %s: --tail 0: give how many lines, 1 or more, or leave it out for all", args[0])
+			}
+			return runLogs(ctx, a, args[0], o)
+		},
 	})
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on with what comes")
 	cmd.Flags().BoolVar(&o.network, "network", false, "what the network refused instead")
 	cmd.Flags().StringVar(&o.route, "route", "", "what came through the route with this host name or address instead")
-	cmd.Flags().Uint32VarP(&o.tail, "tail", "n", 0, "only the last lines (default all)")
+	cmd.Flags().Uint32VarP(&o.tail, "tail", "n", 0, "only the last lines, 1 or more (default all)")
 	return cmd
 }
 

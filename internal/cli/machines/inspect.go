@@ -39,7 +39,7 @@ func runInspect(ctx context.Context, a *app.App, machine string) error {
 			Human: func(w io.Writer) error {
 				fields := machineFields(m)
 				if refused > 0 {
-					fields = append(fields, [2]string{"network refused", fmt.Sprintf("%d times; see holdpoint logs %s --network", refused, m.GetName())})
+					fields = append(fields, [2]string{"network refused", fmt.Sprintf("%s; see holdpoint logs %s --network", times(refused), m.GetName())})
 				}
 				return view.Fields(w, fields)
 			},
@@ -58,6 +58,13 @@ func refusals(ctx context.Context, c *client.Client, m *holdpointv1.Machine) uin
 		return 0 // such as of one that is suspended
 	}
 	return resp.Msg.GetTotal()
+}
+
+func times(n uint64) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 func machineFields(m *holdpointv1.Machine) [][2]string {

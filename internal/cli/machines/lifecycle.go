@@ -30,10 +30,16 @@ type stopOptions struct {
 // NewStop is the verb `stop`.
 func NewStop(a *app.App) *cobra.Command {
 	var o stopOptions
-	cmd := a.Command(app.Verb{
+	var cmd *cobra.Command
+	cmd = a.Command(app.Verb{
 		Use: "stop MACHINE [flags]", Short: "Shut a machine down", MinArgs: 1, MaxArgs: 1, Effect: true,
 		Object: view.MachineDone{}, Kinds: app.MachineKinds(), Complete: app.First(a.MachineNames),
-		Run: func(ctx context.Context, args []string) error { return runStop(ctx, a, args[0], o) },
+		Run: func(ctx context.Context, args []string) error {
+			if cmd.Flags().Changed("timeout") && o.timeout < time.Millisecond {
+				return errdefs.New(errdefs.Invalid, "stop %s: --timeout %s is too short; --force ends it at once", args[0], o.timeout)
+			}
+			return runStop(ctx, a, args[0], o)
+		},
 	})
 	cmd.Flags().BoolVar(&o.force, "force", false, "end it at once, as a power cut would")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "how long the machine may take (default 60s)")
@@ -41,9 +47,6 @@ func NewStop(a *app.App) *cobra.Command {
 }
 
 func runStop(ctx context.Context, a *app.App, machine string, o stopOptions) error {
-	if o.timeout < 0 || o.timeout > 0 && o.timeout < time.Millisecond {
-		return errdefs.New(errdefs.Invalid, "stop %s: --timeout %s is too short", machine, o.timeout)
-	}
 	req := &holdpointv1.StopMachineRequest{
 		RequestId: a.RequestID(), Machine: machine, Force: o.force, TimeoutMillis: o.timeout.Milliseconds(),
 	}

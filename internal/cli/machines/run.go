@@ -4,6 +4,7 @@ package machines
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"time"
@@ -20,9 +21,11 @@ import (
 )
 
 type runOptions struct {
-	image    string
-	memory   string
-	cpus     uint32
+	image  string
+	memory string
+	cpus   uint32
+	// noCPUs is a cpus of 0 that was given.
+	noCPUs   bool
 	diskSize string
 	// diskFormat is qcow2 or raw.
 	diskFormat string
@@ -34,7 +37,7 @@ type runOptions struct {
 	network  string
 	// allow and allowHost are the lists of the network.
 	allow     []string
-	allowHost []uint
+	allowHost []int
 	boot      bool
 	// suspendAfter is 0 for never.
 	suspendAfter time.Duration
@@ -87,8 +90,9 @@ whatever reason.
 
 The machine resolves names and connects, by TCP and UDP, to public addresses; with
 --network open to private ones, too; with --network none it has no network device.
-Addresses of the host, loopback, link-local and metadata ones are always refused, at
-once; with --allow-host PORT that port of the host's loopback is at
+Addresses of the host, loopback, link-local, multicast and broadcast ones, those of
+metadata services, and blocks that are reserved or for documentation are always
+refused, at once. With --allow-host PORT that port of the host's loopback is at
 host.holdpoint.internal, such as a proxy that programs are told of by http_proxy.
 With --allow only what is listed can be reached, and only listed names are resolved.
 "logs --network" tells what was refused. The setting is a part of the machine and of
@@ -111,13 +115,14 @@ func NewRun(a *app.App) *cobra.Command {
 			errdefs.Incompatible, errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
 		Run: func(ctx context.Context, args []string) error {
+			o.noCPUs = o.cpus == 0 && cmd.Flags().Changed("cpus")
 			o.noOnBoot = o.onBoot == "" && cmd.Flags().Changed("on-boot")
 			return runRun(ctx, a, args, o)
 		},
 	})
 	f := cmd.Flags()
 	f.StringVar(&o.image, "image", "", "image to start from; needed")
-	f.StringVar(&o.memory, "memory", "", "memory (default 512M)")
+	f.StringVar(&o.memory, "memory", "", "memory, 128M to 16G (default 512M)")
 	f.Uint32Var(&o.cpus, "cpus", 0, "virtual CPUs, 1 to 8 (default 2)")
 	f.StringVar(&o.diskSize, "disk-size", "", "size of the disk (default the image's)")
 	f.StringVar(&o.diskFormat, "disk-format", machine.QcowDisk, "`FORMAT` of the disk: qcow2, or raw")
@@ -140,7 +145,7 @@ func NewRun(a *app.App) *cobra.Command {
 func (o *runOptions) networkFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.network, "network", "internet", "`MODE`: none, internet (public addresses) or open (private ones, too)")
 	f.StringArrayVar(&o.allow, "allow", nil, "`HOST[:PORT]` that can be reached; with it, nothing else can; may be given again")
-	f.UintSliceVar(&o.allowHost, "allow-host", nil, "`PORT` of the host that can be reached, at host.holdpoint.internal; may be given again")
+	f.IntSliceVar(&o.allowHost, "allow-host", nil, "`PORT` of the host that can be reached, at host.holdpoint.internal; may be given again")
 }
 
 func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error {
@@ -150,34 +155,9 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 	if least := machine.MinSuspendAfter * time.Millisecond; o.suspendAfter != 0 && o.suspendAfter < least {
 		return errdefs.New(errdefs.Invalid, "run: --suspend-after %s is too short: give %s or more, or 0 for never", o.suspendAfter, least)
 	}
-	spec := &holdpointv1.Spec{
-		Cpus: o.cpus, DiskFormat: o.diskFormat, Init: o.init, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
-		Restart: o.restart,
-	}
-	for _, port := range o.allowHost {
-		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(min(port, 1<<16))) // more is refused as that is
-	}
-	// Beyond a uint32 there is no such host; NaN is no number that fits either.
-	if limit := math.Round(o.cpuLimit * 1000); !(limit >= 0 && limit < 1<<31) || limit == 0 && o.cpuLimit != 0 {
-		return errdefs.New(errdefs.Invalid, "run: --cpu-limit %v: give a number of CPUs, 0.01 or more", o.cpuLimit)
-	} else {
-		spec.CpuLimitMillis = uint32(limit)
-	}
-	var err error
-	if o.memoryLimit != "" {
-		if spec.MemoryLimitBytes, err = view.ParseSize(o.memoryLimit); err != nil {
-			return err
-		}
-	}
-	if o.memory != "" {
-		if spec.MemoryBytes, err = view.ParseSize(o.memory); err != nil {
-			return err
-		}
-	}
-	if o.diskSize != "" {
-		if spec.DiskBytes, err = view.ParseSize(o.diskSize); err != nil {
-			return err
-		}
+	spec, err := o.spec()
+	if err != nil {
+		return err
 	}
 	req := &holdpointv1.RunMachineRequest{RequestId: a.RequestID(), Image: o.image, Spec: spec, Boot: o.boot, NoOnBoot: o.noOnBoot, RemoveOnStop: o.remove}
 	if len(args) > 0 {
@@ -198,6 +178,47 @@ func runRun(ctx context.Context, a *app.App, args []string, o runOptions) error 
 			})
 		})
 	})
+}
+
+// spec is what the machine is asked to be; zero where the daemon is to say.
+func (o *runOptions) spec() (*holdpointv1.Spec, error) {
+	spec := &holdpointv1.Spec{
+		Cpus: o.cpus, DiskFormat: o.diskFormat, Init: o.init, OnBoot: o.onBoot, Tmpfs: o.tmpfs, Network: o.network, NetworkAllow: o.allow, SuspendAfterMillis: o.suspendAfter.Milliseconds(),
+		Restart: o.restart,
+	}
+	if o.noCPUs {
+		return nil, errdefs.New(errdefs.Invalid, "run: --cpus 0: a machine has 1 to %d; leave it out for %d", machine.MaxCPUs, machine.DefaultCPUs)
+	}
+	for _, port := range o.allowHost {
+		if port < 1 || port > math.MaxUint16 {
+			return nil, errdefs.New(errdefs.Invalid, "run: --allow-host %d: give a port from 1 to %d", port, math.MaxUint16)
+		}
+		spec.NetworkAllowHost = append(spec.NetworkAllowHost, uint32(port))
+	}
+	// Beyond a uint32 there is no such host; NaN is no number that fits either.
+	if limit := math.Round(o.cpuLimit * 1000); !(limit >= 0 && limit < 1<<31) || limit == 0 && o.cpuLimit != 0 {
+		return nil, errdefs.New(errdefs.Invalid, "run: --cpu-limit %v: give a number of CPUs, 0.01 or more", o.cpuLimit)
+	} else {
+		spec.CpuLimitMillis = uint32(limit)
+	}
+	for _, size := range []struct {
+		flag, text string
+		bytes      *int64
+	}{
+		{"memory-limit", o.memoryLimit, &spec.MemoryLimitBytes},
+		{"memory", o.memory, &spec.MemoryBytes},
+		{"disk-size", o.diskSize, &spec.DiskBytes},
+	} {
+		if size.text == "" {
+			continue
+		}
+		n, err := view.ParseSize(size.text)
+		if err != nil {
+			return nil, fmt.Errorf("run: --%s: %w", size.flag, err)
+		}
+		*size.bytes = n
+	}
+	return spec, nil
 }
 
 // printMachine prints an operation on a machine that is done.

@@ -46,7 +46,7 @@ func ParseSize(s string) (int64, error) {
 	if bytes := value * float64(int64(1)<<shift); err == nil && bytes >= 1 && bytes < 1<<53 {
 		return int64(bytes), nil
 	}
-	return 0, errdefs.New(errdefs.Invalid, "size %q: write a number with K, M, G or T, such as 512M", s)
+	return 0, errdefs.New(errdefs.Invalid, "size %q: write a number above 0 with K, M, G or T, such as 512M", s)
 }
 
 func lastByte(s string) byte {
