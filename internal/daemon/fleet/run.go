@@ -219,7 +219,7 @@ func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusR
 		case <-changed:
 		case <-ctx.Done():
 			err := fmt.Errorf("wait for %s: %w", what, context.Cause(ctx))
-			if trouble := status.GetTrouble(); trouble != "" {
+			if trouble := status.GetTrouble(); trouble != "" && !errdefs.Is(err, errdefs.Interrupted) {
 				err = fmt.Errorf("%w (%s)", err, trouble)
 			}
 			return err
