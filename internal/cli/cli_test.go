@@ -11,8 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/cli/launch"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // TestOutput runs command lines against the fake and compares all they print,
@@ -79,6 +81,26 @@ func split(line string) []string {
 		}
 	}
 	return words
+}
+
+// A list of operations has no errors, which are long; show has them.
+func TestOperationsThatFailed(t *testing.T) {
+	f, dir := serve(t)
+	for id, state := range map[string]holdpointv1.OperationState{
+		"op-f": holdpointv1.OperationState_OPERATION_STATE_FAILED, "op-c": holdpointv1.OperationState_OPERATION_STATE_CANCELED,
+	} {
+		op := machineOperation()
+		op.Id, op.State, op.Phase, op.EndedAt = id, state, "boot", ago(0)
+		op.Error = wire.Info(errdefs.New(errdefs.NoSpace, "start: a long story"))
+		f.ops[id] = op
+	}
+	list := holdpoint(dir, "", "operation", "ls", "-a").stdout
+	if strings.Contains(list, "story") || !regexp.MustCompile(`failed +1 min ago +boot, NO_SPACE\n`).MatchString(list) || !regexp.MustCompile(`canceled +1 min ago +boot\n`).MatchString(list) {
+		t.Error(list)
+	}
+	if shown := holdpoint(dir, "", "operation", "show", "op-f").stdout; !strings.Contains(shown, "NO_SPACE: start: a long story") {
+		t.Error(shown)
+	}
 }
 
 // Every kind an operation ends with, and every one it is refused with, has its

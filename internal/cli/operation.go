@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"io"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -23,7 +24,10 @@ type operationListOptions struct {
 func newOperationList(a *app.App) *cobra.Command {
 	var o operationListOptions
 	cmd := a.Command(app.Verb{
-		Use: "ls [flags]", Short: "List operations, newest first", Object: view.Operations{}, Kinds: []errdefs.Kind{errdefs.NotFound},
+		Use: "ls [flags]", Short: "List operations, newest first",
+		Long: `List operations, newest first: the phase each is in or has ended in, and for one
+that failed the kind of its error. "operation show" tells the error.`,
+		Object: view.Operations{}, Kinds: []errdefs.Kind{errdefs.NotFound},
 		Run: func(ctx context.Context, _ []string) error { return runOperationList(ctx, a, o) },
 	})
 	cmd.Flags().StringVar(&o.machine, "machine", "", "only those of this machine")
@@ -43,13 +47,9 @@ func runOperationList(ctx context.Context, a *app.App, o operationListOptions) e
 		rows := make([][]string, 0, len(operations))
 		for _, op := range operations {
 			out.Terse = append(out.Terse, op.GetId())
-			what := op.GetPhase()
-			if op.GetError() != nil {
-				what = op.GetError().GetMessage()
-			}
 			rows = append(rows, []string{
 				op.GetId(), op.GetVerb(), view.Dash(op.GetMachine()), view.StateOf(op.GetState()),
-				view.Age(view.TimeOf(op.GetCreatedAt()), time.Now()), what,
+				view.Age(view.TimeOf(op.GetCreatedAt()), time.Now()), phaseOf(op),
 			})
 		}
 		out.Human = func(w io.Writer) error {
@@ -57,6 +57,14 @@ func runOperationList(ctx context.Context, a *app.App, o operationListOptions) e
 		}
 		return a.Print(out)
 	})
+}
+
+// phaseOf is the phase an operation is in or ended in, and the kind of its failure.
+func phaseOf(op *client.Operation) string {
+	if op.GetState() == holdpointv1.OperationState_OPERATION_STATE_FAILED {
+		return strings.TrimPrefix(op.GetPhase()+", ", ", ") + op.GetError().GetKind()
+	}
+	return view.Dash(op.GetPhase())
 }
 
 func newOperationShow(a *app.App) *cobra.Command {
