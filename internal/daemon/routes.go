@@ -47,6 +47,10 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 			return nil, err
 		}
 		defer door.Done()
+		old, err := d.catalog.GetRoute(ctx, name)
+		if err != nil && !errdefs.Is(err, errdefs.NotFound) {
+			return nil, err
+		}
 		if err := d.catalog.PutRoute(ctx, catalog.Route{Host: name, MachineID: m.ID, Port: int(r.GetPort()), CreatedAt: time.Now()}); err != nil {
 			return nil, err
 		}
@@ -55,6 +59,9 @@ func (d routeAPI) Expose(ctx context.Context, req *connect.Request[holdpointv1.E
 			return nil, err
 		}
 		result := &holdpointv1.OperationResult{Routes: d.view.Routes([]catalog.Route{route})}
+		if route.MachineID == old.MachineID && route.Port == old.Port {
+			return result, nil // it stays as it is
+		}
 		return result, d.recordRoute(ctx, catalog.Published, route)
 	})
 }
