@@ -196,6 +196,6 @@ func (d imageAPI) Remove(ctx context.Context, req *connect.Request[holdpointv1.R
 		if err := image.Remove(d.cfg.Files, d.cfg.Home.Images(), d.cfg.Home.Cache(), i.BuildID); err != nil {
 			return nil, fmt.Errorf("image %s is forgotten, but its files are not all removed: %w", r.GetImage(), err)
 		}
-		return nil, nil
+		return &holdpointv1.OperationResult{Image: view.Image(i)}, nil
 	})
 }

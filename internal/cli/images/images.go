@@ -2,6 +2,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -124,11 +125,18 @@ func runRemove(ctx context.Context, a *app.App, image string) error {
 		if err != nil {
 			return err
 		}
-		return printImage(a, op)
+		i, notes := op.GetResult().GetImage(), op.GetResult().GetNotes()
+		a.Note(notes)
+		name := cmp.Or(i.GetName(), i.GetBuildId())
+		return a.Print(app.Output{
+			Object: view.ImageDone{Header: view.NewHeader(), Image: view.ImageOf(i), Operation: op.GetId(), Notes: view.Notes(notes)},
+			Terse:  []string{name},
+			Human:  func(w io.Writer) error { return view.Fields(w, [][2]string{{"removed", name}}) },
+		})
 	})
 }
 
-// printImage prints an operation on an image that is done.
+// printImage prints an operation that is done and left an image.
 func printImage(a *app.App, op *client.Operation) error {
 	i, notes := op.GetResult().GetImage(), op.GetResult().GetNotes()
 	a.Note(notes)
@@ -138,9 +146,6 @@ func printImage(a *app.App, op *client.Operation) error {
 		},
 		Terse: []string{i.GetBuildId()},
 		Human: func(w io.Writer) error {
-			if op.GetVerb() == "image rm" {
-				return nil
-			}
 			return view.Fields(w, [][2]string{
 				{"image", i.GetName()},
 				{"build id", view.Short(i.GetBuildId())},
