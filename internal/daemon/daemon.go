@@ -192,7 +192,7 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 		Groups: cfg.Host.Groups(), MonitorCommand: cfg.MonitorCommand, Build: cfg.Build, Log: cfg.Log, Ended: d.ended,
 	})
 	d.view = &view.Viewer{
-		Catalog: cat, Keeper: d.keeper, Proxy: func() string { return d.doors().Addr() },
+		Catalog: cat, Keeper: d.keeper, Path: d.capturer.Path, Proxy: func() string { return d.doors().Addr() },
 		Trouble: func(id string) string { return d.reviver.Trouble(id) },
 		Problem: func(port int) error { return d.doors().Problem(port) },
 	}

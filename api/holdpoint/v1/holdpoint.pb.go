@@ -1527,8 +1527,11 @@ type Machine struct {
 	Trouble string `protobuf:"bytes,22,opt,name=trouble,proto3" json:"trouble,omitempty"`
 	// By what its QEMU is kept from the rest of the host, one line each, and what
 	// the host has not got of that, with the reason; empty while it has no run.
-	IsolatedBy    []string `protobuf:"bytes,23,rep,name=isolated_by,json=isolatedBy,proto3" json:"isolated_by,omitempty"`
-	NotIsolated   []string `protobuf:"bytes,24,rep,name=not_isolated,json=notIsolated,proto3" json:"not_isolated,omitempty"`
+	IsolatedBy  []string `protobuf:"bytes,23,rep,name=isolated_by,json=isolatedBy,proto3" json:"isolated_by,omitempty"`
+	NotIsolated []string `protobuf:"bytes,24,rep,name=not_isolated,json=notIsolated,proto3" json:"not_isolated,omitempty"`
+	// The file that is its raw disk, which a restore replaces; empty where the disk
+	// is a chain.
+	DiskPath      string `protobuf:"bytes,25,opt,name=disk_path,json=diskPath,proto3" json:"disk_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1729,6 +1732,13 @@ func (x *Machine) GetNotIsolated() []string {
 		return x.NotIsolated
 	}
 	return nil
+}
+
+func (x *Machine) GetDiskPath() string {
+	if x != nil {
+		return x.DiskPath
+	}
+	return ""
 }
 
 type Image struct {
@@ -5546,7 +5556,7 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x04 \x01(\x04R\x05count\x12.\n" +
-	"\x04last\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"\x80\x06\n" +
+	"\x04last\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04last\"\x9d\x06\n" +
 	"\aMachine\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -5578,7 +5588,8 @@ const file_holdpoint_v1_holdpoint_proto_rawDesc = "" +
 	"\atrouble\x18\x16 \x01(\tR\atrouble\x12\x1f\n" +
 	"\visolated_by\x18\x17 \x03(\tR\n" +
 	"isolatedBy\x12!\n" +
-	"\fnot_isolated\x18\x18 \x03(\tR\vnotIsolated\"\xb6\x03\n" +
+	"\fnot_isolated\x18\x18 \x03(\tR\vnotIsolated\x12\x1b\n" +
+	"\tdisk_path\x18\x19 \x01(\tR\bdiskPath\"\xb6\x03\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\bbuild_id\x18\x02 \x01(\tR\abuildId\x12\"\n" +

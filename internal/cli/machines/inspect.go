@@ -78,9 +78,10 @@ func machineFields(m *holdpointv1.Machine) [][2]string {
 	}
 	fields = append(fields, view.SpecFields(m.GetSpec())...)
 	fields = append(fields,
+		[2]string{"disk file", m.GetDiskPath()},
 		[2]string{"created", view.Age(view.TimeOf(m.GetCreatedAt()), time.Now())},
 		[2]string{"generation", fmt.Sprint(m.GetGeneration())},
-		[2]string{"continues from", m.GetHead()},
+		[2]string{"head", m.GetHead()},
 		[2]string{"forked from", m.GetForkedFrom()},
 		[2]string{"when it stops", fate(m)},
 		[2]string{"layers", fmt.Sprint(m.GetChainLength())},

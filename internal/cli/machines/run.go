@@ -61,8 +61,9 @@ detached command counts as use, what --on-boot has started does not. The next ex
 shell, copy, or request to a URL of it resumes it and waits for it.
 
 With --disk-format raw the disk is one file, copied from the image, that other tools
-can read while the machine is stopped. It boots, and has stopped disk checkpoints
-only: there is no full checkpoint of it, no suspend, and no fork while it runs.
+can read while the machine is stopped; "inspect" says where it is, which is elsewhere
+after a restore. It boots, and has stopped disk checkpoints only: there is no full
+checkpoint of it, no suspend, and no fork while it runs.
 
 With --init system the guest belongs to the init of its disk, systemd, and holdpoint's
 agent lives on beside it: services, timers, the journal and users' sessions are as on

@@ -50,6 +50,7 @@ type Machine struct {
 	ForkedFrom      string   `json:"forked_from" doc:"id of the checkpoint it was forked from, empty for none"`
 	RemoveOnStop    bool     `json:"remove_on_stop"`
 	Trouble         string   `json:"trouble" doc:"why its guest is not ready, stands still by nobody's order, or could not be started again; empty for none"`
+	DiskPath        string   `json:"disk_path" doc:"the file that is its raw disk, another one after a restore; empty for a qcow2 disk"`
 	IsolatedBy      []string `json:"isolated_by" doc:"what keeps its QEMU from the rest of the host; empty while it does not run"`
 	NotIsolated     []string `json:"not_isolated" doc:"what of that the host has not got, with the reason"`
 }
@@ -186,6 +187,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 		QEMUPID: m.GetQemuPid(), MonitorPID: m.GetMonitorPid(),
 		Exit: m.GetExit(), Head: m.GetHead(), ChainLength: m.GetChainLength(),
 		FullCheckpoints: m.GetFullCheckpoints(), ForkedFrom: m.GetForkedFrom(), RemoveOnStop: m.GetRemoveOnStop(),
+		DiskPath: m.GetDiskPath(),
 		Trouble: m.GetTrouble(), IsolatedBy: m.GetIsolatedBy(), NotIsolated: m.GetNotIsolated(),
 	}
 }

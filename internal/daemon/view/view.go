@@ -26,6 +26,8 @@ import (
 type Viewer struct {
 	Catalog *catalog.Catalog
 	Keeper  *keeper.Keeper
+	// Path is where a layer is on the host.
+	Path func(catalog.Layer) string
 	// Proxy is the address of the proxy now; empty until it listens.
 	Proxy func() string
 	// Problem is why the host does not listen for a TCP route; nil while it does.
@@ -88,6 +90,13 @@ func (v *Viewer) Machine(ctx context.Context, m catalog.Machine) (*holdpointv1.M
 	}
 	if m.Spec.Raw() {
 		view.ChainLength-- // it rests on no image
+		chain, err := v.Catalog.Chain(ctx, m.ID)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range chain { // there is one when it was made
+			view.DiskPath = v.Path(l)
+		}
 	}
 	if run != nil {
 		if err := run.Lost(); err != nil {
