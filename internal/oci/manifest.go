@@ -191,11 +191,11 @@ func only[T any](found []T, names []string, name string) (T, error) {
 	case len(names) == 0:
 		return none, errdefs.New(errdefs.Invalid, "there is no image in it")
 	case len(found) == 0:
-		return none, errdefs.New(errdefs.NotFound, "there is no image %.300q in it, only %.3000q", name, list)
+		return none, errdefs.New(errdefs.NotFound, "there is no image %.300q in it, only %.3000q; choose one with --tag", name, list)
 	case name != "":
-		return none, errdefs.New(errdefs.Invalid, "%.300q is the name of several images in it; give a longer one of %.3000q", name, list)
+		return none, errdefs.New(errdefs.Invalid, "%.300q is the name of several images in it; give --tag a longer one of %.3000q", name, list)
 	}
-	return none, errdefs.New(errdefs.Invalid, "there are several images in it; name one of %.3000q", list)
+	return none, errdefs.New(errdefs.Invalid, "there are several images in it; choose one with --tag: %.3000q", list)
 }
 
 // forPlatform follows indexes down to the manifest for linux/amd64.

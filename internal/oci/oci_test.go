@@ -126,14 +126,14 @@ func TestChoice(t *testing.T) {
 		{"indexes too deep", "", []object{deep}, "indexes are inside", errdefs.Invalid},
 		{"another platform", "", []object{index(arm, attestation)}, "no image for linux/amd64", errdefs.Unsupported},
 		{"another platform's config", "", []object{arm}, "for \"linux/arm64\"", errdefs.Unsupported},
-		{"several and no name", "", two, "name one of \"debian:12, me/app:1\"", errdefs.Invalid},
+		{"several and no name", "", two, "choose one with --tag: \"debian:12, me/app:1\"", errdefs.Invalid},
 		{"by name", "me/app:1", two, "other", ""},
 		{"by short name", "debian:12", two, "amd", ""},
 		{"by full name", "docker.io/library/debian:12", two, "amd", ""},
 		{"by tag", "12", two, "amd", ""},
-		{"no such name", "debian:13", two, "only \"debian:12, me/app:1\"", errdefs.NotFound},
+		{"no such name", "debian:13", two, "only \"debian:12, me/app:1\"; choose one with --tag", errdefs.NotFound},
 		{"one image of two names", "", []object{named(amd, "a:1"), named(amd, "a:2")}, "amd", ""},
-		{"one name of two images", "1", []object{named(amd, "docker.io/x/a:1"), named(arm, "docker.io/x/b:1")}, "several images", errdefs.Invalid},
+		{"one name of two images", "1", []object{named(amd, "docker.io/x/a:1"), named(arm, "docker.io/x/b:1")}, "several images in it; give --tag a longer one", errdefs.Invalid},
 		{"none", "", nil, "no image in it", errdefs.Invalid},
 	}
 	for _, test := range tests {
@@ -172,7 +172,7 @@ func TestLegacyChoice(t *testing.T) {
 		t.Errorf("/a is %q, %v", got, err)
 	}
 	_, err := load(t, path, oci.Options{})
-	wantError(t, err, errdefs.Invalid, "name one of \"a:1, b:2\"")
+	wantError(t, err, errdefs.Invalid, "choose one with --tag: \"a:1, b:2\"")
 	_, err = load(t, path, oci.Options{Name: "c"})
 	wantError(t, err, errdefs.NotFound, "only \"a:1, b:2\"")
 }

@@ -176,7 +176,7 @@ func TestContainerLeavesNothing(t *testing.T) {
 			c.Path, c.SHA256 = ocitest.New(t, said(), nil, layers(t)...).WriteDir(t), strings.Repeat("a", 64)
 		},
 		"no partitions":             func(c *Config) { c.Partition = 1 },
-		"name one of":               func(c *Config) { c.Path = two.WriteTar(t) },
+		"choose one with --tag":     func(c *Config) { c.Path = two.WriteTar(t) },
 		`only "a:1, b:2"`:           func(c *Config) { c.Path, c.Tag = two.WriteTar(t), "c:3" },
 		"linux/arm64":               func(c *Config) { c.Path = arm.WriteTar(t) },
 		"from 1 GiB":                func(c *Config) { c.DiskBytes = 1 << 20 },

@@ -147,7 +147,7 @@ func (x *extraction) candidates(ctx context.Context) ([]*candidate, error) {
 	case x.Partition != 0:
 		return nil, errdefs.New(errdefs.Invalid, "%s: it has no partitions; leave --partition out", x.Path)
 	case !isExt(head):
-		return nil, errdefs.New(errdefs.Invalid, "%s: it is neither an ext4 file system nor a disk with a GUID partition table", x.Path)
+		return nil, errdefs.New(errdefs.Invalid, "%s: it is neither a disk (an ext4 file system or a GUID partition table, raw or qcow2) nor a container image (a tar that docker save writes, or an OCI layout); give one of these", x.Path)
 	}
 	var found []*candidate
 	for _, p := range parts {
