@@ -8,6 +8,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -75,7 +76,10 @@ that what an agent did can be undone.`,
 		if cmd.Name() == "exec" {
 			return errdefs.New(errdefs.Invalid, "exec: %w; write -- before the command in the machine", err)
 		}
-		return errdefs.New(errdefs.Invalid, "%s: %w; see `%s --help`", app.NameOf(cmd), err, cmd.CommandPath())
+		if cmd != root {
+			err = fmt.Errorf("%s: %w", app.NameOf(cmd), err)
+		}
+		return errdefs.New(errdefs.Invalid, "%w; see `%s --help`", err, cmd.CommandPath())
 	})
 	a.GlobalFlags(root)
 	addVerbs(a, root)
