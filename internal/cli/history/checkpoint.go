@@ -41,7 +41,7 @@ func runCheckpointList(ctx context.Context, a *app.App, machine string) error {
 			o.Terse = append(o.Terse, p.GetId())
 			current := ""
 			if p.GetCurrent() {
-				current = "current"
+				current = "head"
 			}
 			rows = append(rows, []string{
 				view.Short(p.GetId()), view.Dash(p.GetName()), p.GetMachine(), view.KindOf(p), view.Dash(view.Verification(p)),
@@ -120,7 +120,7 @@ func checkpointFields(p *holdpointv1.Checkpoint) [][2]string {
 		fields = append(fields, [2]string{"made", "by holdpoint itself"})
 	}
 	if p.GetCurrent() {
-		fields = append(fields, [2]string{"head", "the machine continues from here"})
+		fields = append(fields, [2]string{"head", "yes, the machine continues from here"})
 	}
 	fields = append(fields, view.FullFields(p)...)
 	fields = append(fields, view.SpecFields(p.GetSpec())...)

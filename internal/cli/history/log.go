@@ -22,8 +22,9 @@ func NewLog(a *app.App) *cobra.Command {
 		Use: "log [MACHINE]", Short: "Draw the tree of checkpoints",
 		Long: `Draw the checkpoints of a machine, or of all, as a tree. Time goes down: below a
 checkpoint are those made from it, oldest first, but the line that leads to the
-present comes last. "● now" is where the machine is, below the checkpoint it
-continues from, or below the image; lines beside it are what restores have left.
+present comes last. "● now" is where the machine is, below its head, which is the
+checkpoint it continues from, or below the image; lines beside it are what restores
+have left.
 With --json and --quiet checkpoints are a list, newest first.`,
 		MaxArgs: 1, Object: view.Log{}, Kinds: []errdefs.Kind{errdefs.NotFound}, Complete: app.First(a.MachineNames),
 		Run: func(ctx context.Context, args []string) error { return runLog(ctx, a, app.Optional(args)) },

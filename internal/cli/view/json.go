@@ -43,7 +43,7 @@ type Machine struct {
 	QEMUPID      int64   `json:"qemu_pid"`
 	MonitorPID   int64   `json:"monitor_pid"`
 	Exit         string  `json:"exit"`
-	Head         string  `json:"head"`
+	Head         string  `json:"head" doc:"id of the checkpoint it continues from, empty for none"`
 	ChainLength  uint32  `json:"chain_length"`
 	// FullCheckpoints is how changed pages of memory are found.
 	FullCheckpoints string   `json:"full_checkpoints" doc:"how changed memory is found, or why full checkpoints cannot be taken; empty while it does not run"`
@@ -111,7 +111,7 @@ type Checkpoint struct {
 	MemoryBytes  int64    `json:"memory_bytes"`
 	Layers       []string `json:"layers"`
 	Automatic    bool     `json:"automatic"`
-	Current      bool     `json:"current"`
+	Current      bool     `json:"current" doc:"whether it is the head of its machine"`
 	// Verification of a disk checkpoint is only done when asked for.
 	Verification string `json:"verification" doc:"unverified, verified or failed; of a disk checkpoint empty until checkpoint verify was asked for"`
 	Problem      string `json:"problem" doc:"why the verification failed"`
