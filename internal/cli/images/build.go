@@ -35,13 +35,15 @@ func NewBuild(a *app.App) *cobra.Command {
 	var o buildOptions
 	cmd := a.Command(app.Verb{
 		Use: "build debian|debian-systemd|FILE [flags]", Short: "Build an image from a distribution's packages",
-		Long: `Build an image: kernel, initramfs and root disk, from a distribution's packages.
-The recipes are "debian", and "debian-systemd", which is the same with systemd as its
-machines' init, D-Bus and logind. Root or an ordinary user can do it; the first build
-downloads the packages.
+		Long: `Build an image: kernel, initramfs and root disk, from a distribution's packages. Root
+or an ordinary user can do it; the first build downloads the packages.
 
-FILE is a recipe, which says what is added to "debian": a line each of a key and its
-words, blanks in one between double quotes. SOURCE is in the recipe's folder.
+"debian" is built in, and so is "debian-systemd", which is the same with systemd as its
+machines' init, D-Bus and logind. --packages, --script and --size add to these two, and
+do not go with FILE.
+
+FILE is a recipe file, which says what is added to "debian": a line each of a key and
+its words, blanks in one between double quotes. SOURCE is in the file's folder.
 
   packages NAME...                  more packages
   user NAME                         is created with the id 1000, and is the default
@@ -64,10 +66,10 @@ words, blanks in one between double quotes. SOURCE is in the recipe's folder.
 		Run:      func(ctx context.Context, args []string) error { return runBuild(ctx, a, args[0], o) },
 	})
 	f := cmd.Flags()
-	f.StringVar(&o.name, "name", "", "name of the image (default the recipe's, or that of FILE up to its first dot)")
-	f.StringSliceVar(&o.packages, "packages", nil, "more packages, separated by commas")
-	f.StringVar(&o.script, "script", "", "shell script, run as root in the image when packages are installed")
-	f.StringVar(&o.size, "size", "", "size of the root disk, such as 4G (default the recipe's)")
+	f.StringVar(&o.name, "name", "", "name of the image (default debian or debian-systemd, or that of FILE up to its first dot)")
+	f.StringSliceVar(&o.packages, "packages", nil, "more packages, separated by commas; not with FILE")
+	f.StringVar(&o.script, "script", "", "shell script, run as root in the image when packages are installed; not with FILE")
+	f.StringVar(&o.size, "size", "", "size of the root disk, such as 4G; not with FILE (default 8G)")
 	return cmd
 }
 
@@ -101,10 +103,10 @@ func runBuild(ctx context.Context, a *app.App, recipe string, o buildOptions) er
 // byFile asks for what a recipe file says.
 func byFile(req *holdpointv1.BuildImageRequest, file string, o buildOptions) (err error) {
 	if len(o.packages) > 0 || o.script != "" || o.size != "" {
-		return errdefs.New(errdefs.Invalid, "image build %s: --packages, --script and --size go with debian and debian-systemd; write them into the recipe", file)
+		return errdefs.New(errdefs.Invalid, "image build %s: --packages, --script and --size go with debian and debian-systemd; write them into the recipe file", file)
 	}
 	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		return errdefs.New(errdefs.NotFound, "image build %s: there is no such recipe file, and the recipes with a name are debian and debian-systemd", file)
+		return errdefs.New(errdefs.NotFound, "image build %s: there is no such recipe file, and what is built in is debian and debian-systemd", file)
 	}
 	if o.name == "" {
 		req.Name, _, _ = strings.Cut(filepath.Base(file), ".")
