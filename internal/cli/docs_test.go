@@ -118,9 +118,11 @@ Every verb takes:
   and an exit code.
 - **--json** prints one object on stdout, with "schema_version". When a verb fails
   the line is on stderr all the same, and stdout has
-  {"schema_version": 1, "error": {"kind": …, "message": …}}. New fields may come;
-  a change that breaks readers raises schema_version. Times are RFC 3339 in UTC,
-  empty for none; sizes are bytes; names ending in _ms are milliseconds.
+  {"schema_version": 1, "error": {"kind": …, "message": …}}. "help", "completion",
+  "shell", "console" and "daemon run" have no object for what they do, and print
+  the same with it. New fields may come; a change that breaks readers raises
+  schema_version. Times are RFC 3339 in UTC, empty for none; sizes are bytes; names
+  ending in _ms are milliseconds.
 - **--request-id** makes a verb safe to repeat: the same id with the same options
   gives the first result again, with others REQUEST_ID_CONFLICT.
 - **Ctrl-C** during run, image build, checkpoint create and restore cancels the
@@ -235,9 +237,17 @@ func flagList(flags *pflag.FlagSet) string {
 		if kind := f.Value.Type(); kind != "bool" {
 			name += " " + kind
 		}
-		fmt.Fprintf(&b, "- `%s`: %s\n", name, f.Usage)
+		fmt.Fprintf(&b, "- `%s`: %s%s\n", name, f.Usage, defaultOf(f))
 	})
 	return b.String()
+}
+
+// defaultOf is the default of a flag whose text does not say it.
+func defaultOf(f *pflag.Flag) string {
+	if slices.Contains([]string{"", "0", "0s", "false", "[]"}, f.DefValue) {
+		return ""
+	}
+	return " (default " + f.DefValue + ")"
 }
 
 // fields lists the fields of an object.

@@ -113,6 +113,12 @@ func (s *fakeMachines) List(context.Context, *connect.Request[holdpointv1.ListMa
 	return connect.NewResponse(&holdpointv1.ListMachinesResponse{Machines: []*holdpointv1.Machine{m}}), nil
 }
 
+func (s *fakeMachines) Network(context.Context, *connect.Request[holdpointv1.GetMachineRequest]) (*connect.Response[holdpointv1.MachineNetwork], error) {
+	return connect.NewResponse(&holdpointv1.MachineNetwork{Total: 1, Refusals: []*holdpointv1.NetworkRefusal{
+		{Protocol: "dns", To: "db.example", Reason: "name of a refused address (127.0.0.1, loopback)", Count: 1, Last: ago(2 * time.Minute)},
+	}}), nil
+}
+
 func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.GetMachineRequest]) (*connect.Response[holdpointv1.Machine], error) {
 	if r.Msg.GetMachine() != "web" {
 		return nil, notFound("machine", r.Msg.GetMachine())
@@ -120,7 +126,7 @@ func (s *fakeMachines) Get(_ context.Context, r *connect.Request[holdpointv1.Get
 	m := machine("web")
 	if s.f.full {
 		m.FullCheckpoints, m.ForkedFrom, m.RemoveOnStop = "userfaultfd", "c1000000000000aa", true
-		m.Spec.SuspendAfterMillis = 600_000
+		m.Spec.SuspendAfterMillis, m.Spec.Network = 600_000, "open"
 		m.IsolatedBy = []string{"files (Landlock ABI 7)", "system calls (seccomp)"}
 		m.NotIsolated = []string{"namespaces: this host refuses them (operation not permitted)"}
 		m.Trouble = "machine web stands still because the host could not write its disk (free space in /layers: 3 MiB); free some space, it goes on by itself"

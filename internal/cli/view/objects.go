@@ -329,7 +329,7 @@ type Copied struct {
 type Logged struct {
 	Header
 	Machine string `json:"machine"`
-	Log     string `json:"log" doc:"the console; empty with --network"`
+	Log     string `json:"log" doc:"the console, or with --route the lines of that route; empty with --network"`
 	// Refused and Refusals are of --network.
 	Refused  uint64    `json:"refused" doc:"with --network: how often the machine was refused a destination since its monitor began"`
 	Refusals []Refusal `json:"refusals" doc:"with --network: the last 256 different ones, the last one first"`
