@@ -188,7 +188,7 @@ func MachineOf(m *holdpointv1.Machine) Machine {
 		Exit: m.GetExit(), Head: m.GetHead(), ChainLength: m.GetChainLength(),
 		FullCheckpoints: m.GetFullCheckpoints(), ForkedFrom: m.GetForkedFrom(), RemoveOnStop: m.GetRemoveOnStop(),
 		DiskPath: m.GetDiskPath(),
-		Trouble: m.GetTrouble(), IsolatedBy: m.GetIsolatedBy(), NotIsolated: m.GetNotIsolated(),
+		Trouble:  m.GetTrouble(), IsolatedBy: m.GetIsolatedBy(), NotIsolated: m.GetNotIsolated(),
 	}
 }
 
