@@ -16,6 +16,9 @@ import (
 // disk, and tells in memory when each was there.
 const writes = `i=0; while :; do i=$((i+1)); echo $i >>/data; sync /data; echo "$i $(cut -d' ' -f1 /proc/uptime)" >>/run/written; done`
 
+// recovered says how many file systems the guest has recovered when it booted.
+const recovered = "dmesg | grep -c 'recovery complete' || :"
+
 // A hook of the guest that says that it is there, and takes a moment.
 const slowHook = `#!/bin/sh
 test $1 = freeze || exit 0
@@ -94,7 +97,6 @@ func (a alive) frozenIsWhole(t *testing.T) {
 			t.Fatalf("checkpoint %+v", c)
 		}
 	}
-	const recovered = "dmesg | grep -c 'recovery complete' || :"
 	a.Must(t, "fork", "f4", "--name", "copy")
 	last, err := strconv.Atoi(strings.TrimSpace(a.Must(t, "exec", "copy-1", "--", "tail", "-n1", "/data")))
 	if err != nil || last < kept {

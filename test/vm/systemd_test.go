@@ -149,6 +149,15 @@ func (a alive) testSystemdCheckpoints(t *testing.T) {
 	a.sh(t, "web", "while [ $(cat /run/ticks | wc -l) -le "+counted+" ]; do sleep 0.2; done")
 	a.survived(t, "web", "before after")
 
+	if c := a.checkpoint(t, "web", "ice", "--kind", "disk"); c.Checkpoint.Consistency != "frozen" {
+		t.Errorf("checkpoint %+v", c)
+	}
+	a.survived(t, "web", "before after")
+	a.Must(t, "fork", "ice", "--name", "cold")
+	a.says(t, "cold-1", "the file system of a frozen checkpoint", "0", recovered)
+	a.says(t, "cold-1", "the journal of the boot before", "after", "journalctl -q -b -1 -t story -o cat | tail -n1")
+	a.Must(t, "rm", "cold-1", "--force")
+
 	a.Must(t, "restore", "web", "at-10", "--full", "--yes")
 	a.survived(t, "web", "before")
 	a.checkClock(t, "web")
