@@ -165,7 +165,7 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	d.make(cat)
 	steps.Add(d.release)
 	settler := settle.New(settle.Config{
-		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Engine: d.engine, Keeper: d.keeper, Capturer: d.capturer,
+		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Engine: d.engine, Keeper: d.keeper, Capturer: d.capturer, Chains: d.chains,
 		Restorer: d.machines.Restorer, Pools: d.pools, Gates: d.gates, View: d.view, Images: d.buildConfig(), Log: cfg.Log,
 	})
 	if err := settler.Settle(ctx); err != nil {

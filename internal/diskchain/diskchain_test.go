@@ -378,3 +378,35 @@ func TestDamagedFilesAreNotUsed(t *testing.T) {
 		})
 	}
 }
+
+// TestRemoveUnfinished removes what the merger and the stamps call their files
+// in the making, and nothing else.
+func TestRemoveUnfinished(t *testing.T) {
+	c, _ := newChains(t)
+	if err := c.RemoveUnfinished(); err != nil { // there is no folder yet
+		t.Fatal(err)
+	}
+	chain, err := c.Open(t.Context(), root, c.layers(t, 30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const id = "0123456789abcdef"
+	dir, merged := c.cfg.Home.MergedDisks(), chain[1].Path
+	left := []string{dir + "/." + id + ".tmp", dir + "/." + id + ".top.tmp", stampOf(merged) + "." + id + ".tmp"}
+	for _, path := range left {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.RemoveUnfinished(); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range left {
+		if exists(path) {
+			t.Errorf("%s is still there", path)
+		}
+	}
+	if !exists(merged) || !exists(stampOf(merged)) {
+		t.Error("the merged file is gone")
+	}
+}

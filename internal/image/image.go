@@ -132,6 +132,8 @@ func Sweep(ctx context.Context, cfg BuildConfig) error {
 	for _, entry := range entries {
 		if name := entry.Name(); strings.HasPrefix(name, buildingPrefix) || strings.HasPrefix(name, removingPrefix) {
 			errs = append(errs, cfg.FS.RemoveAll(filepath.Join(cfg.ImagesDir, name)))
+		} else if entry.IsDir() { // where Verify notes what it has found
+			errs = append(errs, cfg.FS.RemoveTemps(filepath.Join(cfg.ImagesDir, name)))
 		}
 	}
 	errs = append(errs, cfg.store().Sweep(ctx))

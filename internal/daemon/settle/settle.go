@@ -24,6 +24,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/daemon/operation"
 	"github.com/holdpoint/holdpoint/internal/daemon/standby"
 	"github.com/holdpoint/holdpoint/internal/daemon/view"
+	"github.com/holdpoint/holdpoint/internal/diskchain"
 	"github.com/holdpoint/holdpoint/internal/durable"
 	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/home"
@@ -46,6 +47,7 @@ type Config struct {
 	Engine   *operation.Engine
 	Keeper   *keeper.Keeper
 	Capturer *capture.Capturer
+	Chains   *diskchain.Chains
 	Restorer *restore.Restorer
 	Pools    *standby.Pools
 	Gates    *hold.Gates
@@ -160,6 +162,8 @@ func (s *Settler) removeUnknown(ctx context.Context) error {
 			errs = append(errs, s.cfg.Files.Remove(path))
 		}
 	}
+	// The probes of QEMU are in the cache's own folder.
+	errs = append(errs, s.cfg.Files.RemoveTemps(s.cfg.Home.Cache()), s.cfg.Chains.RemoveUnfinished())
 	errs = append(errs, image.Sweep(ctx, s.cfg.Images), s.cfg.Capturer.Sweep(ctx), s.cfg.Keeper.Sweep(ctx))
 	return errors.Join(errs...)
 }
