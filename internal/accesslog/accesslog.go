@@ -6,6 +6,8 @@ package accesslog
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -106,7 +108,10 @@ func New(dir string) *Log { return &Log{dir: dir, current: map[string]file{}} }
 // Folder is where the log of a machine's route is.
 func (l *Log) Folder(machineID, host string) string {
 	if len(host) > maxFolder {
-		host = host[:maxFolder] // host names that long differ before
+		// What differs may be behind. No host name has a tilde.
+		sum := sha256.Sum256([]byte(host))
+		end := "~" + hex.EncodeToString(sum[:8])
+		host = host[:maxFolder-len(end)] + end
 	}
 	return filepath.Join(l.dir, machineID, host)
 }

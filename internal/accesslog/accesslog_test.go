@@ -107,3 +107,21 @@ func TestLogsGoWithTheirMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestLongHostNamesHaveLogsOfTheirOwn: they differ in their last letters only,
+// or in that one of them is the beginning of the other.
+func TestLongHostNamesHaveLogsOfTheirOwn(t *testing.T) {
+	l := accesslog.New(t.TempDir())
+	long := strings.Repeat("a.", 100)
+	hosts := []string{long[:199], long + "app.localhost", long + "api.localhost", long + strings.Repeat("b", 53)}
+	for _, host := range hosts {
+		if err := l.Add("m", host, accesslog.Entry{At: at(), Client: host}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, host := range hosts {
+		if text, _ := read(t, l, "m", host); strings.Count(text, "\n") != 1 || !strings.Contains(text, " "+host+" ") {
+			t.Errorf("%s: %q", host, text)
+		}
+	}
+}
