@@ -99,12 +99,28 @@ func rewrite(pr *httputil.ProxyRequest) {
 	// The same map: it is filled when the body has come.
 	pr.Out.Trailer = pr.In.Trailer
 	maps.DeleteFunc(pr.Out.Header, func(name string, _ []string) bool {
-		return strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip"
+		return tellsClient(name)
 	})
 	pr.SetXForwarded()
 	if forwarded := forwardedBy(pr.In); forwarded != "" {
 		pr.Out.Header.Set("Forwarded", forwarded)
 	}
+}
+
+// tellsClient reports whether a server may read the header as one in which a
+// proxy says who the client is. CGI, WSGI and their like take all that is
+// neither letter nor digit in a name for the same sign (RFC 3875, 4.1.18).
+func tellsClient(name string) bool {
+	name = strings.Map(func(r rune) rune {
+		switch {
+		case 'A' <= r && r <= 'Z':
+			return r - 'A' + 'a'
+		case 'a' <= r && r <= 'z', '0' <= r && r <= '9':
+			return r
+		}
+		return '-'
+	}, name)
+	return strings.HasPrefix(name, "x-forwarded-") || name == "x-real-ip" || name == "forwarded"
 }
 
 // forwardedBy is the Forwarded header (RFC 7239) of a request.

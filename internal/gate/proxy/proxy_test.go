@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -274,6 +275,37 @@ func TestRequestIsPassedOnAsSent(t *testing.T) {
 		if pair[0] != pair[1] {
 			t.Errorf("%s: got %q, want %q", what, pair[0], pair[1])
 		}
+	}
+}
+
+// TestClientsDoNotSayWhoTheyAre: CGI and its like read all of these names as
+// those that the proxy sets or removes.
+func TestClientsDoNotSayWhoTheyAre(t *testing.T) {
+	f := start(t)
+	seen := make(chan http.Header, 1)
+	f.publish("app.localhost", web(), serveHTTP(t, func(_ http.ResponseWriter, r *http.Request) { seen <- r.Header }))
+	req, _ := http.NewRequest("GET", "http://"+f.proxy.Addr(), nil)
+	req.Host = "app.localhost"
+	req.Header["X_Other"] = []string{"kept"}
+	for _, name := range []string{
+		"X-Forwarded-For", "X_Forwarded_For", "X-Forwarded_for", "x_forwarded-host", "X.Forwarded.Proto", "X_FORWARDED_PORT",
+		"X_Real_Ip", "X-Real_IP", "FORWARDED", "forwarded",
+	} {
+		req.Header[name] = []string{"8.8.8.8"}
+	}
+	resp, err := f.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	got := <-seen
+	for name, values := range got {
+		if slices.Contains(values, "8.8.8.8") {
+			t.Errorf("%s passed the proxy", name)
+		}
+	}
+	if got.Get("X-Forwarded-For") != "127.0.0.1" || got.Get("X_other") != "kept" {
+		t.Errorf("the server sees %v", got)
 	}
 }
 
