@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -252,6 +253,88 @@ func TestCutOff(t *testing.T) {
 		}
 		if list, _ := os.ReadDir(dir); len(list) != 0 {
 			t.Errorf("%d bytes: %v is left", n, list)
+		}
+	}
+}
+
+// TestCutOffBetweenEntries: an archive that lacks nothing but its end mark is
+// cut off, whatever the last entry ends with.
+func TestCutOffBetweenEntries(t *testing.T) {
+	ctx := context.Background()
+	for name, last := range map[string]tar.Header{
+		"file":   {Typeflag: tar.TypeReg, Name: "b", Size: 1},
+		"block":  {Typeflag: tar.TypeReg, Name: "b", Size: 512},
+		"zeros":  {Typeflag: tar.TypeReg, Name: "b", Size: 512 * 3},
+		"folder": {Typeflag: tar.TypeDir, Name: "b/"},
+		"pax":    {Typeflag: tar.TypeReg, Name: strings.Repeat("b", 200), Size: 4, Format: tar.FormatPAX},
+	} {
+		t.Run(name, func(t *testing.T) {
+			whole := archive(t, tar.Header{Typeflag: tar.TypeDir, Name: "top/"}, tar.Header{Typeflag: tar.TypeReg, Name: "top/a"}, last)
+			bare := whole[:len(whole)-1024]
+			if name == "zeros" {
+				clear(bare[len(bare)-512*3:])
+			}
+			for _, cut := range [][]byte{bare, bare[:512], nil} {
+				if _, err := tarstream.Unpack(ctx, bytes.NewReader(cut), t.TempDir(), tarstream.Options{}); !errdefs.Is(err, errdefs.Invalid) {
+					t.Errorf("unpack %d of %d bytes: %v", len(cut), len(whole), err)
+				}
+				if _, err := tarstream.Plain(ctx, io.Discard, bytes.NewReader(cut)); !errdefs.Is(err, errdefs.Invalid) {
+					t.Errorf("copy %d of %d bytes: %v", len(cut), len(whole), err)
+				}
+				if _, err := tarstream.UnpackAs(ctx, bytes.NewReader(cut), t.TempDir(), tarstream.Options{}); !errdefs.Is(err, errdefs.Invalid) {
+					t.Errorf("unpack as %d of %d bytes: %v", len(cut), len(whole), err)
+				}
+			}
+			for _, mark := range []int{512, 1024, 10240} {
+				ended := append(bytes.Clone(bare), make([]byte, mark)...)
+				if _, err := tarstream.Unpack(ctx, bytes.NewReader(ended), t.TempDir(), tarstream.Options{}); err != nil {
+					t.Errorf("a mark of %d bytes: %v", mark, err)
+				}
+			}
+		})
+	}
+}
+
+// TestCutOffAnywhere: no beginning of what Pack writes is taken for all of it.
+func TestCutOffAnywhere(t *testing.T) {
+	src := t.TempDir()
+	for _, name := range []string{"a", "b/c", strings.Repeat("n", 200)} {
+		write(t, filepath.Join(src, name), strings.Repeat("\x00", 700))
+	}
+	whole := pack(t, src)
+	for n := 0; n <= len(whole)-1024; n += 256 {
+		if _, err := tarstream.Unpack(context.Background(), bytes.NewReader(whole[:n]), t.TempDir(), tarstream.Options{}); !errdefs.Is(err, errdefs.Invalid) {
+			t.Errorf("%d of %d bytes: %v", n, len(whole), err)
+		}
+	}
+}
+
+// TestOtherPrograms reads what other programs write.
+func TestOtherPrograms(t *testing.T) {
+	src := t.TempDir()
+	write(t, filepath.Join(src, "a"), "content")
+	write(t, filepath.Join(src, "b/c"), strings.Repeat("\x00", 1<<20)+"end")
+	for _, argv := range [][]string{
+		{"tar", "cf", "-", "."},
+		{"tar", "cSf", "-", "."},
+		{"tar", "-b", "1", "-cf", "-", "."},
+		{"tar", "-H", "gnu", "-cSf", "-", "."},
+		{"tar", "cf", "-", "-T", "/dev/null"},
+		{"bsdtar", "cf", "-", "."},
+		{"busybox", "tar", "cf", "-", "."},
+		{"python3", "-c", "import sys,tarfile\nwith tarfile.open(fileobj=sys.stdout.buffer, mode='w|') as t: t.add('.')"},
+	} {
+		if _, err := exec.LookPath(argv[0]); err != nil {
+			continue
+		}
+		cmd := exec.Command(argv[0], argv[1:]...)
+		cmd.Dir = src
+		out, err := cmd.Output()
+		if err == nil {
+			_, err = tarstream.Unpack(context.Background(), bytes.NewReader(out), t.TempDir(), tarstream.Options{})
+		}
+		if err != nil {
+			t.Errorf("%q: %v", argv, err)
 		}
 	}
 }

@@ -15,12 +15,13 @@ import (
 	"time"
 
 	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/tarstream/whole"
 )
 
 // Unpack unpacks the archive r below dir, which is made if it is not there.
 // What exists under an entry's name is replaced, but a folder only merged
-// into, keeping its mode. On error what was unpacked stays, but for the entry
-// that failed.
+// into, keeping its mode. An archive without an end mark is cut off, INVALID. On
+// error what was unpacked stays, but for the entry that failed.
 func Unpack(ctx context.Context, r io.Reader, dir string, opt Options) (Result, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Result{}, kinded("unpack into", dir, err)
@@ -82,14 +83,16 @@ func endsInSlash(name string) bool {
 	return name != "" && os.IsPathSeparator(name[len(name)-1])
 }
 
-func newReader(r io.Reader) *tar.Reader {
-	return tar.NewReader(bufio.NewReaderSize(r, chunk))
+func newReader(r io.Reader) *whole.Reader {
+	return whole.NewReader(bufio.NewReaderSize(r, chunk))
 }
 
 func readError(err error) error {
 	switch {
+	case errors.Is(err, whole.ErrEmpty), errors.Is(err, whole.ErrNoMark):
+		return errdefs.New(errdefs.Invalid, "unpack: %w; look at what was to write it, and copy again", err)
 	case errors.Is(err, io.EOF):
-		return errdefs.New(errdefs.Invalid, "unpack: the archive is empty")
+		return errdefs.New(errdefs.Invalid, "unpack: %w", whole.ErrEmpty)
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, io.ErrUnexpectedEOF):
 		return errdefs.New(errdefs.Invalid, "unpack: the archive is damaged or cut off: %w", err)
 	}
@@ -116,7 +119,7 @@ type madeFolder struct {
 	h    *tar.Header
 }
 
-func unpack(ctx context.Context, tr *tar.Reader, first *tar.Header, t target, opt Options) (Result, error) {
+func unpack(ctx context.Context, tr *whole.Reader, first *tar.Header, t target, opt Options) (Result, error) {
 	root, err := os.OpenRoot(t.dir)
 	if err != nil {
 		return Result{}, kinded("unpack into", t.dir, err)
