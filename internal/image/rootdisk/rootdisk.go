@@ -51,7 +51,7 @@ type Config struct {
 
 // Make places the tree, which is of no use afterwards, and makes a disk of it.
 // The disk is not synced and has no holes but those that mkfs.ext4 leaves. A
-// tree that does not fit is INVALID, a full disk NO_SPACE; on any error the
+// tree that does not fit, or that ext4 cannot hold, is INVALID, a full disk NO_SPACE; on any error the
 // disk's file may be there and is of no use.
 func Make(ctx context.Context, files *tree.Tree, cfg Config) error {
 	dir := filepath.Join(cfg.Dir, "tree")
@@ -94,7 +94,11 @@ type xattr struct{ path, name, value string }
 
 func collect(files *tree.Tree) (extras, error) {
 	found := extras{attributes: make(map[string]tree.Attributes)}
+	limits := limits{folders: make(map[string]folder)}
 	err := files.Walk(func(e tree.Entry) error {
+		if err := limits.add(e); err != nil {
+			return err
+		}
 		found.attributes[e.Path] = e.Attributes
 		if e.Type == tar.TypeChar || e.Type == tar.TypeBlock {
 			found.devices = append(found.devices, e.Path)
@@ -104,6 +108,9 @@ func collect(files *tree.Tree) (extras, error) {
 		}
 		return nil
 	})
+	if err == nil {
+		err = limits.crowd()
+	}
 	return found, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -239,10 +240,57 @@ func TestWhatDoesNotFit(t *testing.T) {
 	if !errdefs.Is(err, errdefs.Unsupported) || !strings.Contains(err.Error(), "too long for debugfs") {
 		t.Errorf("got %v", err)
 	}
-	large := ocitest.File("a", "")
-	large.Format, large.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.a": strings.Repeat("b", 60_000)}
-	if _, err = makeDisk(t, t.TempDir(), ocitest.New(t, nil, nil, ocitest.Layer(t, large)).WriteDir(t), 8<<20); err == nil {
-		t.Error("an attribute that is too large for ext4 was lost without a word")
+}
+
+// TestLimitsOfExt4: what ext4 cannot hold is INVALID and named; what it just
+// can is there.
+func TestLimitsOfExt4(t *testing.T) {
+	needTools(t)
+	attributes := func(sizes ...int) []ocitest.Entry {
+		e := ocitest.File("the/file", "")
+		e.Format, e.PAXRecords = tar.FormatPAX, map[string]string{}
+		for i, size := range sizes {
+			e.PAXRecords[fmt.Sprintf("SCHILY.xattr.user.%04d", i)] = strings.Repeat("b", size)
+		}
+		return []ocitest.Entry{e}
+	}
+	many := []ocitest.Entry{ocitest.File("the/file", "")}
+	for i := range 70_000 {
+		many = append(many, ocitest.Link(tar.TypeLink, fmt.Sprintf("d%d/%d", i/500, i), "the/file"))
+	}
+	crowd := make([]ocitest.Entry, 40_001)
+	for i := range crowd {
+		crowd[i] = ocitest.File(fmt.Sprintf("the/%06d", i), "")
+	}
+	for name, test := range map[string]struct {
+		entries []ocitest.Entry
+		says    string // nothing when it fits
+	}{
+		"attribute":         {attributes(4040), ""},
+		"attribute, large":  {attributes(4041), `"the/file".*4060 bytes`},
+		"attributes":        {attributes(1000, 1000, 1000, 1, 920), ""},
+		"attributes, large": {attributes(60_000), `"the/file".*4060 bytes`},
+		"names":             {many, `"/(the/file|d0/0)" has 70001 names, and at most 65000`},
+		"crowd":             {crowd, `folder "/the/" has 40001 files`},
+		"lost+found":        {[]ocitest.Entry{ocitest.Dir("lost+found"), ocitest.File("lost+found/the", "")}, ""},
+		"lost+found, file":  {[]ocitest.Entry{ocitest.File("lost+found", "")}, `"/lost\+found" is no folder`},
+		"lost+found, link":  {[]ocitest.Entry{ocitest.Link(tar.TypeSymlink, "lost+found", "/")}, `"/lost\+found" is no folder`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk, err := makeDisk(t, t.TempDir(), ocitest.New(t, nil, nil, ocitest.Layer(t, test.entries...)).WriteDir(t), 64<<20)
+			if test.says != "" {
+				if !errdefs.Is(err, errdefs.Invalid) || !regexp.MustCompile(test.says).MatchString(err.Error()) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.CommandContext(t.Context(), "e2fsck", "-fn", disk).CombinedOutput(); err != nil {
+				t.Errorf("e2fsck: %v: %s", err, out)
+			}
+		})
 	}
 }
 

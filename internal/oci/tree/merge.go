@@ -344,8 +344,9 @@ func xattrs(records map[string]string) (map[string]string, error) {
 		if !ok || !linux || strings.HasPrefix(name, "trusted.overlay.") || strings.ContainsRune(name, 0) {
 			continue
 		}
-		if total += len(name) + len(value); len(name) > maxName || total > maxXattrs {
-			return nil, fmt.Errorf("it has more than %d bytes of attributes, or a name of more than %d", maxXattrs, maxName)
+		// Besides name and value ext4 keeps 16 bytes of each, in words of 4.
+		if total += 16 + (len(rest)+3)&^3 + (len(value)+3)&^3; len(name) > maxName || total > maxXattrs {
+			return nil, fmt.Errorf("its extended attributes are larger than the %d bytes that ext4 has for them, or one has a name of more than %d; leave some out", maxXattrs, maxName)
 		}
 		if found == nil {
 			found = make(map[string]string)

@@ -32,7 +32,7 @@ const (
 	maxDepth   = 128       // folders inside one another
 	maxPath    = 3 << 10   // bytes of a path as a layer writes it
 	maxName    = 255       // bytes of one element of a path, and of an attribute's name
-	maxXattrs  = 64 << 10  // bytes of one file's attributes
+	maxXattrs  = 4060      // bytes of one file's attributes as ext4 keeps them, in one block
 	maxLinks   = 40        // symbolic links followed for one path, as in Linux
 	maxSteps   = 4 << 10   // elements of one path with those links put in
 )
