@@ -16,9 +16,11 @@ import (
 func NewRename(a *app.App) *cobra.Command {
 	return a.Command(app.Verb{
 		Use: "rename MACHINE NAME", Short: "Give a machine another name",
-		Long: `Give a machine another name, whatever it does at the moment. Its id, its checkpoints
-and its published host names stay. Inside, the host name stays what it is until the
-machine is next started with "holdpoint start"; a restore of the disk starts it, too.`,
+		Long: `Give a machine another name, in whatever state it is; while an operation works on it,
+such as a stop or a checkpoint, that is MACHINE_BUSY: try again when it has ended. Its
+id, its checkpoints and its published host names stay. Inside, the host name stays what
+it is until the machine is next started with "holdpoint start"; a restore of the disk
+starts it, too.`,
 		MinArgs: 2, MaxArgs: 2, Effect: true, Object: view.MachineDone{}, Complete: app.First(a.MachineNames),
 		Kinds: app.MachineKinds(errdefs.AlreadyExists),
 		Run: func(ctx context.Context, args []string) error {
