@@ -160,6 +160,8 @@ type StatusResponse struct {
 	// Why the guest will not become ready: it answers, and refuses again and again
 	// what it is told of who and when it is. Empty while there is hope.
 	Refused string `protobuf:"bytes,20,opt,name=refused,proto3" json:"refused,omitempty"`
+	// The kind of that error.
+	RefusedKind string `protobuf:"bytes,23,opt,name=refused_kind,json=refusedKind,proto3" json:"refused_kind,omitempty"`
 	// By what the QEMU process is kept from the rest of the host, one line each,
 	// and what this host has not got of that, with the reason.
 	IsolatedBy    []string `protobuf:"bytes,21,rep,name=isolated_by,json=isolatedBy,proto3" json:"isolated_by,omitempty"`
@@ -334,6 +336,13 @@ func (x *StatusResponse) GetClosedSockets() uint32 {
 func (x *StatusResponse) GetRefused() string {
 	if x != nil {
 		return x.Refused
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetRefusedKind() string {
+	if x != nil {
+		return x.RefusedKind
 	}
 	return ""
 }
@@ -1702,7 +1711,7 @@ var File_monitor_v1_monitor_proto protoreflect.FileDescriptor
 const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\n" +
 	"\x18monitor/v1/monitor.proto\x12\x14holdpoint.monitor.v1\x1a\x14agent/v1/agent.proto\"\x0f\n" +
-	"\rStatusRequest\"\xb6\x05\n" +
+	"\rStatusRequest\"\xd9\x05\n" +
 	"\x0eStatusResponse\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1d\n" +
 	"\n" +
@@ -1726,7 +1735,8 @@ const file_monitor_v1_monitor_proto_rawDesc = "" +
 	"\btracking\x18\x11 \x01(\tR\btracking\x12\x19\n" +
 	"\bcpu_nano\x18\x12 \x01(\x03R\acpuNano\x12%\n" +
 	"\x0eclosed_sockets\x18\x13 \x01(\rR\rclosedSockets\x12\x18\n" +
-	"\arefused\x18\x14 \x01(\tR\arefused\x12\x1f\n" +
+	"\arefused\x18\x14 \x01(\tR\arefused\x12!\n" +
+	"\frefused_kind\x18\x17 \x01(\tR\vrefusedKind\x12\x1f\n" +
 	"\visolated_by\x18\x15 \x03(\tR\n" +
 	"isolatedBy\x12!\n" +
 	"\fnot_isolated\x18\x16 \x03(\tR\vnotIsolated\"N\n" +

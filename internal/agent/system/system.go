@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -47,8 +48,11 @@ const (
 // Find refuses (UNSUPPORTED) a root that has no systemd as its init.
 func Find() error {
 	path, err := filepath.EvalSymlinks(initPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errdefs.New(errdefs.Unsupported, "the image has no init of its own, %s does not exist; use --init=agent", initPath)
+	}
 	if err != nil {
-		return errdefs.New(errdefs.Unsupported, "%s: %w; the image has no init of its own, use --init=agent", initPath, err)
+		return errdefs.New(errdefs.Unsupported, "find the image's init: %w; use --init=agent", err)
 	}
 	if filepath.Base(path) != "systemd" {
 		return errdefs.New(errdefs.Unsupported, "%s is %s, and systemd is the only init that is known; use --init=agent", initPath, path)

@@ -112,7 +112,7 @@ func NewRun(a *app.App) *cobra.Command {
   holdpoint run builder --image debian --allow deb.debian.org --allow pypi.org:443`,
 		MaxArgs: 1, Effect: true, Cancels: true, Object: view.MachineDone{},
 		Kinds: []errdefs.Kind{
-			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.Unsupported,
+			errdefs.NotFound, errdefs.AlreadyExists, errdefs.RequestIDConflict, errdefs.WrongState, errdefs.Unsupported,
 			errdefs.Incompatible, errdefs.NoSpace, errdefs.Storage, errdefs.Deadline,
 		},
 		Run: func(ctx context.Context, args []string) error {

@@ -199,8 +199,8 @@ func (r *Run) StatusNow(ctx context.Context) (status *monitorv1.StatusResponse, 
 	return status, err
 }
 
-// Await returns when the status satisfies ok. A run that ends before, or whose
-// guest refuses to be told who it is, is WRONG_STATE.
+// Await returns when the status satisfies ok. A run that ends before is
+// WRONG_STATE. A guest that refuses to be told who it is says of what kind that is.
 func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusResponse) bool) error {
 	for {
 		r.mu.Lock()
@@ -210,10 +210,10 @@ func (r *Run) Await(ctx context.Context, what string, ok func(*monitorv1.StatusR
 			return nil
 		}
 		if ended {
-			return errdefs.New(errdefs.WrongState, "wait for %s: the run ended (%s)", what, Describe(status.GetExit()))
+			return errdefs.New(errdefs.WrongState, "wait for %s: it ended before (%s)", what, words(status.GetExit()))
 		}
-		if why := status.GetRefused(); why != "" {
-			return errdefs.New(errdefs.WrongState, "wait for %s: it refuses what it is told: %s", what, why)
+		if status.GetRefused() != "" {
+			return refusal(status)
 		}
 		select {
 		case <-changed:
@@ -362,15 +362,4 @@ func (r *Run) Kill(ctx context.Context) error {
 		return err
 	}
 	return r.AwaitEnd(ctx)
-}
-
-// Describe says how a run ended, for people.
-func Describe(exit *monitorv1.Exit) string {
-	if exit == nil {
-		return "reason unknown"
-	}
-	if exit.GetMessage() != "" {
-		return exit.GetReason() + ": " + exit.GetMessage()
-	}
-	return exit.GetReason()
 }

@@ -314,7 +314,7 @@ func (k *Keeper) Activate(ctx context.Context, machineID string) error {
 	if err := k.activate(ctx, m, run); err != nil {
 		return err
 	}
-	if err := k.awaitGuest(ctx, m.Name, run, run.AwaitReady); err != nil {
+	if err := k.awaitGuest(ctx, m, run, run.AwaitReady); err != nil {
 		return fmt.Errorf("activate machine %s: %w", m.Name, err)
 	}
 	return k.cfg.Catalog.SetMachineState(ctx, m.ID, machine.Running)
@@ -348,7 +348,7 @@ func (k *Keeper) begin(ctx context.Context, l launch) (*fleet.Run, restore.Begun
 	case l.wait:
 		await = run.AwaitLoaded
 	}
-	if err := k.awaitGuest(ctx, l.machine.Name, run, await); err != nil {
+	if err := k.awaitGuest(ctx, l.machine, run, await); err != nil {
 		return nil, begun, err
 	}
 	begun.Answer, begun.ClosedSockets = time.Since(began), int(run.Status().GetClosedSockets())
@@ -380,19 +380,4 @@ func (k *Keeper) start(ctx context.Context, l launch) (*fleet.Run, restore.Begun
 	}
 	run, err := k.fleet.Start(ctx, cfg)
 	return run, restore.Begun{Note: note}, err
-}
-
-// awaitGuest waits for what await says of the guest, and ends a run of which
-// that does not come true.
-func (k *Keeper) awaitGuest(ctx context.Context, name string, run *fleet.Run, await func(context.Context) error) error {
-	ready, cancel := context.WithTimeoutCause(ctx, bootTimeout,
-		errdefs.New(errdefs.Deadline, "the guest did not answer within %s; its console is in holdpoint logs %s", bootTimeout, name))
-	defer cancel()
-	err := await(ready)
-	if err == nil {
-		return nil
-	}
-	end, stop := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
-	defer stop()
-	return errors.Join(err, run.Kill(end))
 }

@@ -14,6 +14,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
 // fakeKeeperMain starts the guest and ends with it: when its standard input
@@ -101,6 +103,11 @@ func fakeGuestMain() error {
 	if spec.Run.Incoming == nil {
 		fmt.Printf("fake guest of machine %s boots, run %s\n", spec.Run.MachineName, spec.Run.RunID)
 		awaitGone(faultPath(spec, "boot-waits"))
+		if text, ok := readFault(spec, "boot-fails"); ok {
+			fmt.Println(text)
+			_, err := services.ask(request{Op: "end", Reason: machine.GuestShutdown})
+			return err
+		}
 	}
 	portFile := os.NewFile(3, "port")
 	port, err := net.FileConn(portFile)

@@ -62,6 +62,9 @@ type FakeConfig struct {
 	//	launch-fails       Launch is an error; the file's content is its text
 	//	launch-waits       Launch waits until the file is gone
 	//	boot-waits         the guest does not answer until the file is gone
+	//	boot-fails         the guest prints the content and shuts down
+	//	configure-fails    the guest will not be configured, which is UNSUPPORTED;
+	//	                   the content says why
 	//	shutdown-waits     the guest does not shut down until the file is gone
 	//	shutdown-fails     the guest cannot shut down; the content says why
 	//	slow-link          the link waits as many milliseconds per chunk as it says

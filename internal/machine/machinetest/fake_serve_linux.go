@@ -16,8 +16,10 @@ import (
 
 	agentv1 "github.com/holdpoint/holdpoint/api/agent/v1"
 	"github.com/holdpoint/holdpoint/internal/agent"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/link"
 	"github.com/holdpoint/holdpoint/internal/machine"
+	"github.com/holdpoint/holdpoint/internal/wire"
 )
 
 // guestInterceptor makes the agent's calls have the effects they have in a
@@ -54,6 +56,9 @@ func (i *guestInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 func (i *guestInterceptor) before(req any) error {
 	switch msg := req.(type) {
 	case *agentv1.ConfigureRequest:
+		if text, ok := readFault(i.spec, "configure-fails"); ok {
+			return wire.Encode(errdefs.New(errdefs.Unsupported, "%s", text))
+		}
 		var paths []string
 		for _, path := range msg.GetTmpfs() {
 			paths = append(paths, strings.TrimPrefix(path, "/"))

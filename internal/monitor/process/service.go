@@ -43,6 +43,7 @@ func (m *supervisor) status() *monitorv1.StatusResponse {
 		QemuVersion:   m.HypervisorVersion,
 		Trouble:       cmp.Or(m.stall.Why(), m.trouble),
 		Refused:       m.refusals.Why(),
+		RefusedKind:   string(m.refusals.Kind()),
 		Disk:          monitor.LayerIDs(m.rec.Disk),
 		Waiting:       m.cfg.Wait && m.rec.Activation == nil,
 		Linked:        m.linked != nil,

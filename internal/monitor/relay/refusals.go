@@ -2,7 +2,12 @@
 
 package relay
 
-import "connectrpc.com/connect"
+import (
+	"connectrpc.com/connect"
+
+	"github.com/holdpoint/holdpoint/internal/errdefs"
+	"github.com/holdpoint/holdpoint/internal/wire"
+)
 
 // finalRefusals in a row are no coincidence: it takes some 2 s to get there.
 const finalRefusals = 5
@@ -11,11 +16,19 @@ const finalRefusals = 5
 // was introduced, and refused it. Its user guards it.
 type Refusals struct {
 	row int
-	why string
+	why error
 }
 
 // Why is the guest's reason once that is final, "" before.
-func (r *Refusals) Why() string { return r.why }
+func (r *Refusals) Why() string {
+	if r.why == nil {
+		return ""
+	}
+	return r.why.Error()
+}
+
+// Kind is the kind of the reason, which is the guest's own word.
+func (r *Refusals) Kind() errdefs.Kind { return errdefs.KindOf(r.why) }
 
 // Count notes how an introduction ended. The reason for a guest that continued
 // names the way to do without what it refused.
@@ -27,9 +40,10 @@ func (r *Refusals) Count(err error, continued bool) {
 		r.row = 0
 	case r.row < finalRefusals:
 		r.row++
-	case continued:
-		r.why = err.Error() + "; restore or fork its checkpoint with --as-is to do without its proof of identity, clock and entropy"
 	default:
-		r.why = err.Error()
+		r.why = wire.Decode(err)
+		if continued {
+			r.why = errdefs.New(errdefs.KindOf(r.why), "%w; restore or fork its checkpoint with --as-is to do without its proof of identity, clock and entropy", r.why)
+		}
 	}
 }
