@@ -18,7 +18,7 @@ FUZZTIME ?= 30s
 # What tests with real guests start from; `make image` fills it.
 export HOLDPOINT_TEST_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/holdpoint-test
 
-.PHONY: help setup build build-all image test test-fast test-systemd test-versions lint generate bench demo fuzz install clean
+.PHONY: help setup build build-all image test test-fast test-systemd test-faults test-versions lint generate bench demo fuzz install clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -41,6 +41,9 @@ test-fast: build ## Run the tests that need no real guest
 
 test-systemd: setup build image ## Run the test of machines whose init is systemd (builds their image once; about 5 minutes)
 	@scripts/test-systemd
+
+test-faults: build ## Stop every verb at each of its steps, in every way (about an hour)
+	HOLDPOINT_TEST_MANY=1 $(GO) test -count=1 -timeout 3h -run '^TestFaultAtEveryStep$$' -v ./test/script
 
 test-versions: setup build image ## Run the tests that want another QEMU and another kernel (downloads both once; about 20 minutes)
 	@scripts/test-versions

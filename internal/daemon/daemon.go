@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	holdpointv1 "github.com/holdpoint/holdpoint/api/holdpoint/v1"
 	"github.com/holdpoint/holdpoint/internal/capture"
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/cgroup"
@@ -112,6 +113,7 @@ type Daemon struct {
 	shortener   *shorten.Shortener
 	slumber     *slumber.Watch
 	reviver     *revive.Watch
+	settler     *settle.Settler
 	stop        chan struct{}
 	stopOnce    sync.Once
 
@@ -164,11 +166,11 @@ func Open(ctx context.Context, cfg Config) (*Daemon, error) {
 	}
 	d.make(cat)
 	steps.Add(d.release)
-	settler := settle.New(settle.Config{
+	d.settler = settle.New(settle.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Engine: d.engine, Keeper: d.keeper, Capturer: d.capturer, Chains: d.chains,
 		Restorer: d.machines.Restorer, Pools: d.pools, Gates: d.gates, View: d.view, Images: d.buildConfig(), Log: cfg.Log,
 	})
-	if err := settler.Settle(ctx); err != nil {
+	if err := d.settler.Settle(ctx); err != nil {
 		return nil, err
 	}
 	d.sweepDisks(ctx)
@@ -185,7 +187,12 @@ func (d *Daemon) make(cat *catalog.Catalog) {
 		Trust: func(ctx context.Context, layers ...string) error { return d.prover.TrustLayers(ctx, layers...) },
 	})
 	d.reserve = reserve.New(cfg.Home.Reserve())
-	d.engine = operation.New(cat, cfg.Log, d.sweep)
+	d.engine = operation.New(operation.Config{
+		Journal: cat, Log: cfg.Log, Ended: d.sweep, Room: d.reserve.Release,
+		Settle: func(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
+			return d.settler.Again(ctx, w, op)
+		},
+	})
 	d.chains = diskchain.New(diskchain.Config{Home: cfg.Home, Files: cfg.Files, Merger: cfg.Host, Idle: proof.Idle, Log: cfg.Log})
 	d.keeper = keeper.New(keeper.Config{
 		Home: cfg.Home, Files: cfg.Files, Catalog: cat, Gates: d.gates, Booter: cfg.Host, Chains: d.chains, Memory: d.memory,

@@ -27,7 +27,11 @@ func (f *FS) Mkdir(path string) error {
 	if err := CheckPrivate(path); err != nil {
 		return err
 	}
-	return f.SyncDir(filepath.Dir(path))
+	if err := f.SyncDir(filepath.Dir(path)); err != nil {
+		_ = os.Remove(path) // what an error tells was not made; with something in it, it stays
+		return err
+	}
+	return nil
 }
 
 // MkdirAll makes the folder and the missing ones above it, all private. Of the

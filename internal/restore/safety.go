@@ -9,6 +9,7 @@ import (
 	"github.com/holdpoint/holdpoint/internal/catalog"
 	"github.com/holdpoint/holdpoint/internal/checkpoint"
 	"github.com/holdpoint/holdpoint/internal/durable"
+	"github.com/holdpoint/holdpoint/internal/errdefs"
 	"github.com/holdpoint/holdpoint/internal/machine"
 )
 
@@ -34,6 +35,9 @@ func (a *attempt) safety(ctx context.Context) (*checkpoint.Checkpoint, error) {
 		ckpt, err := a.fullSafety(ctx)
 		if err == nil || ctx.Err() != nil {
 			return ckpt, err
+		}
+		if errdefs.Is(err, errdefs.NoSpace) { // the guest is not broken, and what it runs would be lost
+			return nil, fmt.Errorf("keep the present state of %s: %w; or restore without keeping it: --no-safety", a.Machine.Name, err)
 		}
 		a.Note("of the present state only the disk is kept: %v", err)
 		a.detail.Safety = nil

@@ -218,12 +218,14 @@ type MonitorConfig struct {
 	Build             string
 	// Dir is the run's folder.
 	Dir string
+	// Files is the door to the disk; nil is the usual one.
+	Files *durable.FS
 }
 
 // Monitor is the process that looks after one run. Its log is its standard error.
 func Monitor(ctx context.Context, cfg MonitorConfig) error {
 	return process.Run(ctx, process.Config{
-		Dir: cfg.Dir, Hypervisor: cfg.Hypervisor, HypervisorVersion: cfg.HypervisorVersion,
+		Dir: cfg.Dir, Hypervisor: cfg.Hypervisor, HypervisorVersion: cfg.HypervisorVersion, Files: cfg.Files,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)), Build: cfg.Build,
 	})
 }

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/holdpoint/holdpoint/internal/catalog"
@@ -42,6 +44,21 @@ func (k *Keeper) EndUnknown(known func(runID, machineID string) bool) error {
 		if !known(entry.Name(), monitor.Owner(k.cfg.Home.Run(entry.Name()))) {
 			k.cfg.Log.Info("end a run that is nobody's", "run", entry.Name())
 			errs = append(errs, k.fleet.End(entry.Name()))
+		}
+	}
+	return errors.Join(append(errs, k.removeSockets())...)
+}
+
+// removeSockets removes the folders of sockets of runs that have none of their own.
+func (k *Keeper) removeSockets() error {
+	entries, err := os.ReadDir(filepath.Dir(k.cfg.Home.RunSockets("any")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errdefs.New(errdefs.Storage, "list sockets of runs: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		if _, err := os.Lstat(k.cfg.Home.Run(entry.Name())); errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, k.cfg.Files.RemoveAll(k.cfg.Home.RunSockets(entry.Name())))
 		}
 	}
 	return errors.Join(errs...)

@@ -37,8 +37,9 @@ func (s *Service) StartAgain(ctx context.Context, machineID string) error {
 		})
 }
 
-// Reap removes the machines that were to go when they stop and have stopped,
-// in operations of their own.
+// Reap removes the machines that were to go when they stop and have stopped, and
+// those that were not completed and could not be removed then, in operations of
+// their own.
 func (s *Service) Reap(ctx context.Context) {
 	list, err := s.Catalog.ListMachines(ctx)
 	if err != nil {
@@ -46,7 +47,8 @@ func (s *Service) Reap(ctx context.Context) {
 		return
 	}
 	for _, m := range list {
-		if !m.RemoveOnStop || m.HeldBy != "" || keeper.State(m, s.Keeper.Run(m.ID)) != machine.Stopped {
+		over := m.RemoveOnStop && keeper.State(m, s.Keeper.Run(m.ID)) == machine.Stopped || m.State == machine.Creating
+		if !over || m.HeldBy != "" { // whoever makes one holds it
 			continue
 		}
 		options := &holdpointv1.RemoveMachineRequest{Machine: m.ID, Force: true}

@@ -63,24 +63,40 @@ type Request struct {
 // is canceled, never with the client.
 type Body func(ctx context.Context, w *Work) (*holdpointv1.OperationResult, error)
 
+// Config is what an Engine works with.
+type Config struct {
+	Journal Journal
+	Log     *slog.Logger
+	// Ended is called after each operation gave back all it held; nil for nobody.
+	Ended func(context.Context)
+	// Room makes some room where an outcome finds none to be recorded in, and
+	// reports whether it did; nil for none.
+	Room func() bool
+	// Settle finishes or undoes an operation by its phase, as the next start would:
+	// one that has failed, when that could not be recorded at first. nil for nothing.
+	Settle func(ctx context.Context, w *Work, op catalog.Operation) (*holdpointv1.OperationResult, error)
+}
+
 // Engine runs operations. Close waits for them.
 type Engine struct {
-	journal Journal
-	log     *slog.Logger
-	ended   func(context.Context)
+	Config
 
 	mu      sync.Mutex
 	running map[string]*Work
+	// unrecorded are the operations whose outcome is to be recorded yet.
+	unrecorded map[string]*unrecorded
 	// last is when an operation ended last.
 	last   time.Time
 	closed bool
 	wg     sync.WaitGroup
+	// later are those that wait for putOff, until closing is closed.
+	later   sync.WaitGroup
+	closing chan struct{}
 }
 
-// New returns an engine over a journal. ended, which may be nil, is called
-// after each operation gave back all it held.
-func New(journal Journal, log *slog.Logger, ended func(context.Context)) *Engine {
-	return &Engine{journal: journal, log: log, ended: ended, running: map[string]*Work{}}
+// New returns an engine over a journal.
+func New(cfg Config) *Engine {
+	return &Engine{Config: cfg, running: map[string]*Work{}, unrecorded: map[string]*unrecorded{}, closing: make(chan struct{})}
 }
 
 // Begin admits the operation and starts its body. The returned operation runs,
@@ -95,7 +111,7 @@ func (e *Engine) Begin(ctx context.Context, r Request, body Body) (*holdpointv1.
 	if e.closed {
 		return nil, errdefs.New(errdefs.WrongState, "%s: the daemon is stopping; try again when it has started", r.Verb)
 	}
-	admitted, existing, err := e.journal.Admit(ctx, op, r.Timeout+leaseSlack, r.Claims...)
+	admitted, existing, err := e.Journal.Admit(ctx, op, r.Timeout+leaseSlack, r.Claims...)
 	if err != nil {
 		return nil, err
 	}
@@ -153,38 +169,52 @@ func (e *Engine) finish(ctx context.Context, w *Work, result *holdpointv1.Operat
 	}
 	encoded, err := protojson.Marshal(result)
 	if err != nil {
-		e.log.Error("encode operation result", "operation", id, "error", err)
+		e.Log.Error("encode operation result", "operation", id, "error", err)
 	}
 	out.Result = encoded
 	e.settle(context.WithoutCancel(ctx), w, out)
 }
 
 // settle records the outcome and shows it. Where it cannot be recorded the
-// watchers are told so, and the next start settles the operation by its phase.
+// watchers are told so, and it is tried again.
 func (e *Engine) settle(ctx context.Context, w *Work, out catalog.Outcome) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	id := w.ID()
 	var done catalog.Operation
-	err := e.journal.Finish(ctx, id, out)
+	err := e.finishRecord(ctx, id, out)
 	if err == nil {
-		done, err = e.journal.GetOperation(ctx, id)
+		done, err = e.Journal.GetOperation(ctx, id)
 	}
 	if err != nil {
-		e.log.Error("record operation outcome", "operation", id, "error", err)
+		e.Log.Error("record operation outcome", "operation", id, "error", err)
 		done = w.record
 		done.State, done.EndedAt, done.Result = catalog.OperationFailed, time.Now(), out.Result
 		done.ErrorKind = errdefs.OutcomeUnknown
-		done.ErrorMessage = fmt.Sprintf("%s: its outcome could not be recorded (%v); see holdpoint operation show %s", done.Verb, err, id)
+		done.ErrorMessage = fmt.Sprintf("%s: its outcome could not be recorded (%v), which is tried again; see holdpoint operation show %s", done.Verb, err, id)
 	}
 	e.mu.Lock()
 	delete(e.running, id)
 	e.last = time.Now()
+	if err == nil {
+		delete(e.unrecorded, id)
+	} else {
+		e.putOff(w.record, out)
+	}
 	e.mu.Unlock()
 	w.update(func() { w.view = Describe(done) })
-	if e.ended != nil {
-		e.ended(ctx)
+	if e.Ended != nil {
+		e.Ended(ctx)
 	}
+}
+
+// finishRecord records an outcome, and makes room for that if need be.
+func (e *Engine) finishRecord(ctx context.Context, id string, out catalog.Outcome) error {
+	err := e.Journal.Finish(ctx, id, out)
+	if errdefs.Is(err, errdefs.NoSpace) && e.Room != nil && e.Room() {
+		err = e.Journal.Finish(ctx, id, out)
+	}
+	return err
 }
 
 // Get returns an operation as it is now.
@@ -192,7 +222,7 @@ func (e *Engine) Get(ctx context.Context, id string) (*holdpointv1.Operation, er
 	if w := e.work(id); w != nil {
 		return w.Snapshot(), nil
 	}
-	op, err := e.journal.GetOperation(ctx, id)
+	op, err := e.Journal.GetOperation(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -282,8 +312,12 @@ func (e *Engine) Cancel(ctx context.Context, id string) (*holdpointv1.Operation,
 // settled at the next start.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
-	e.closed = true
+	if !e.closed {
+		e.closed = true
+		close(e.closing)
+	}
 	e.mu.Unlock()
+	e.later.Wait()
 	done := make(chan struct{})
 	go func() {
 		e.wg.Wait()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func newFixture(t *testing.T) fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := operation.New(c, slog.New(slog.DiscardHandler), nil)
+	e := operation.New(operation.Config{Journal: c, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() {
 		if err := e.Close(context.Background()); err != nil {
 			t.Error(err)
@@ -159,5 +160,90 @@ func TestClosedEngineRefuses(t *testing.T) {
 	}
 	if _, err := e.Begin(t.Context(), request("", "web"), done); !errdefs.Is(err, errdefs.WrongState) {
 		t.Errorf("begin after close: %v, want WRONG_STATE", err)
+	}
+}
+
+// flaky is a journal in which some outcomes cannot be recorded.
+type flaky struct {
+	*catalog.Catalog
+	fails atomic.Int32
+	kind  errdefs.Kind
+}
+
+func (f *flaky) Finish(ctx context.Context, id string, out catalog.Outcome) error {
+	if f.fails.Add(-1) >= 0 {
+		return errdefs.New(f.kind, "the disk does not write")
+	}
+	return f.Catalog.Finish(ctx, id, out)
+}
+
+// TestOutcomeIsRecordedLater: when it cannot be at first; and what a failed one could
+// not undo is settled then.
+func TestOutcomeIsRecordedLater(t *testing.T) {
+	c, err := catalog.Open(t.Context(), catalog.Config{Path: filepath.Join(t.TempDir(), "catalog.db")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f := &flaky{Catalog: c, kind: errdefs.Storage}
+	settled := make(chan string, 1)
+	room := atomic.Int32{}
+	e := operation.New(operation.Config{
+		Journal: f, Log: slog.New(slog.DiscardHandler), Room: func() bool { return room.Add(1) == 1 },
+		Settle: func(_ context.Context, _ *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
+			settled <- op.Phase
+			return nil, errdefs.New(errdefs.Interrupted, "it was undone")
+		},
+	})
+	fail := func(ctx context.Context, w *operation.Work) (*holdpointv1.OperationResult, error) {
+		if err := w.Enter(ctx, "half", "half of it", struct{}{}); err != nil {
+			return nil, err
+		}
+		return nil, errdefs.New(errdefs.Conflict, "no")
+	}
+	for name, test := range map[string]struct {
+		body  operation.Body
+		fails int32
+		want  catalog.OperationState
+		kind  errdefs.Kind
+	}{
+		"done":   {done, 2, catalog.OperationDone, ""},
+		"failed": {fail, 1, catalog.OperationFailed, errdefs.Conflict},
+	} {
+		f.fails.Store(test.fails)
+		op, err := e.Begin(t.Context(), request(name, name), test.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said, err := e.Wait(t.Context(), op.GetId())
+		if err != nil || said.GetError().GetKind() != string(errdefs.OutcomeUnknown) {
+			t.Errorf("%s: at first %v, %v", name, said, err)
+		}
+		var now catalog.Operation
+		for now.State != test.want && t.Context().Err() == nil {
+			if now, err = c.GetOperation(t.Context(), op.GetId()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		if now.ErrorKind != test.kind {
+			t.Errorf("%s: recorded %+v", name, now)
+		}
+	}
+	if phase := <-settled; phase != "half" {
+		t.Errorf("settled from phase %q", phase)
+	}
+	// Where there is no room, some is made, and it is recorded at once.
+	f.kind = errdefs.NoSpace
+	f.fails.Store(1)
+	op, err := e.Begin(t.Context(), request("full", "full"), done)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := e.Wait(t.Context(), op.GetId()); err != nil || said.GetState() != holdpointv1.OperationState_OPERATION_STATE_DONE || room.Load() != 1 {
+		t.Errorf("%v, %v, room was made %d times", said, err, room.Load())
+	}
+	if err := e.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

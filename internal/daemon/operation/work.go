@@ -40,7 +40,7 @@ func (w *Work) Enter(ctx context.Context, phase, text string, detail any) error 
 		return fmt.Errorf("encode operation detail: %w", err)
 	}
 	progress := catalog.Progress{Phase: phase, Detail: encoded, MachineID: w.record.MachineID, MachineName: w.record.MachineName}
-	if err := w.engine.journal.UpdateOperation(ctx, w.record.ID, progress); err != nil {
+	if err := w.engine.Journal.UpdateOperation(ctx, w.record.ID, progress); err != nil {
 		return fmt.Errorf("record phase %s: %w", phase, err)
 	}
 	w.mu.Lock()

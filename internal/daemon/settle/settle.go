@@ -114,6 +114,12 @@ func (s *Settler) Settle(ctx context.Context) error {
 	return nil
 }
 
+// Again finishes or undoes an operation of this daemon whose failure could not be
+// recorded, and which has ended since.
+func (s *Settler) Again(ctx context.Context, w *operation.Work, op catalog.Operation) (*holdpointv1.OperationResult, error) {
+	return s.settleOne(ctx, w, op)
+}
+
 // interrupted is the outcome of an operation that was undone.
 func interrupted(op catalog.Operation, undone string) error {
 	return errdefs.New(errdefs.Interrupted, "%s: the daemon ended meanwhile; %s; try again", op.Verb, undone)
