@@ -72,11 +72,12 @@ func holdpoint() int {
 			return serve.Daemon(ctx, serve.DaemonConfig{
 				Home: run.Home, Host: fakeHost{faults: faults},
 				MonitorCommand: []string{run.Executable, "monitor", run.Home.Dir()},
-				Build:          run.Build, Ready: run.Ready, Log: run.Log,
+				Build:          run.Build, Ready: run.Ready, Log: run.Log, Files: stepFaults(faults, "daemon"),
 			})
 		},
 		RunMonitor: func(ctx context.Context, args []string) error {
 			return serve.Monitor(ctx, serve.MonitorConfig{
+				Files:      stepFaults(faults, "monitor"),
 				Hypervisor: machinetest.NewFake(machinetest.FakeConfig{Faults: faults}), HypervisorVersion: "fake",
 				Build: launch.Build(version), Dir: args[1],
 			})
