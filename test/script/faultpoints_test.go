@@ -13,8 +13,8 @@ import (
 	"github.com/holdpoint/holdpoint/test/session"
 )
 
-// sampled is how many steps of each verb, process and fault are tried unless all
-// are asked for.
+// sampled is how many steps of each verb and process are tried, each with one fault,
+// unless all are asked for.
 const sampled = 2
 
 // faulted is a machine of which each verb is stopped at each of its steps.
@@ -81,10 +81,8 @@ func TestFaultAtEveryStep(t *testing.T) {
 			s.Must(t, "checkpoint", "create", "web", "--name", "base")
 			for _, kind := range []string{"daemon", "monitor"} {
 				steps := f.steps(kind)
-				for _, action := range []string{"kill", "error", "full"} {
-					for _, n := range f.sample(len(steps)) {
-						f.stop(stepOrder{kind, n, action}, steps[n-1])
-					}
+				for _, o := range f.sample(kind, len(steps)) {
+					f.stop(o, steps[o.n-1])
 				}
 			}
 		})
@@ -113,17 +111,19 @@ func (f *faulted) steps(kind string) (steps []string) {
 
 func (f *faulted) folder() string { return filepath.Join(f.Dir, "faults") }
 
-// sample draws some of n steps, or all.
-func (f *faulted) sample(n int) []int {
-	all := f.random.Perm(n)
-	if os.Getenv(manyVariable) == "" && n > sampled {
-		all = all[:sampled]
+// sample draws what is to happen at some of n steps, or all at each.
+func (f *faulted) sample(kind string, n int) (orders []stepOrder) {
+	actions := []string{"kill", "error", "full"}
+	for step := 1; step <= n; step++ {
+		for _, action := range actions {
+			orders = append(orders, stepOrder{kind, step, action})
+		}
 	}
-	for i := range all {
-		all[i]++
+	if os.Getenv(manyVariable) != "" {
+		return orders
 	}
-	slices.Sort(all)
-	return all
+	f.random.Shuffle(len(orders), func(i, j int) { orders[i], orders[j] = orders[j], orders[i] })
+	return orders[:min(sampled, len(orders))]
 }
 
 // begin writes something new, and does what the verb needs.
