@@ -35,7 +35,7 @@ func TestWholeMachinesKilledAtRandomMoments(t *testing.T) {
 	s.Must(t, "run", "web", "--image", "debian")
 	k.write("base")
 	s.Must(t, "checkpoint", "create", "web", "--name", "base")
-	rounds := 6
+	rounds := 4
 	if testing.Short() {
 		rounds = 2
 	}

@@ -29,7 +29,7 @@ func TestKilledAtRandomMoments(t *testing.T) {
 			seed := uint64(time.Now().UnixNano())
 			t.Logf("seed %d", seed)
 			k := session.Story{
-				Session: s, Machine: "web", Rounds: 20, Random: rand.New(rand.NewPCG(seed, 0)),
+				Session: s, Machine: "web", Rounds: 14, Random: rand.New(rand.NewPCG(seed, 0)),
 				Victims: []session.Victim{session.Daemon, session.Monitor},
 			}
 			if verb == "restore" {
